@@ -52,8 +52,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "server": {"pattern": "parameter-server", "channel": "parameter_server", "aggregators": 1},
     "server asp": {"pattern": "parameter-server", "channel": "parameter_server", "sync": "asp", "aggregators": 1},
     "direct": {"channel": "direct", "function_timeout_s": 100.0},
-    "elastic": {"schedule": CHANGES},
-    "elastic direct": {"channel": "direct", "sync": "hap", "schedule": CHANGES},
+    "elastic": {"resize": {"schedule": CHANGES}},
+    "elastic direct": {"channel": "direct", "sync": "hap", "resize": {"schedule": CHANGES}},
     "asp": {"sync": "asp"},
     "ssp": {"sync": "ssp:2", "pattern": "pipelined"},
     "hsp": {"sync": "hsp"},
@@ -127,7 +127,7 @@ def _train(shape: str, watched: _Watched) -> Ended:
         "function_timeout_s": 900.0,
     }
     c = Configuration(**{**values, **SHAPES[shape]}).resolved()
-    counts, elastic = c.sync.startswith(("asp", "ssp", "hsp")), "schedule" in SHAPES[shape]
+    counts, elastic = c.sync.startswith(("asp", "ssp", "hsp")), "resize" in SHAPES[shape]
     spec = RunSpec(
         run_id="run",
         model=Target(target="none"),
@@ -203,8 +203,12 @@ def _regions() -> Ended:
         simulation=dataclasses.replace(WORLD, compute={"a": 200.0, "b": 4.0, "m": 0.0}),
     )
     groups = (RunRegion(name="near", workers=2, batch_size=24), RunRegion(name="far", workers=1, batch_size=24))
-    values: dict[str, Any] = {"platform": "simulated", "exchange_every": 3, "checkpoint_every": 4, "region_sync": "diloco"}
-    result = train(job, configure(job, regions=groups, **values))
+    values: dict[str, Any] = {
+        "platform": "simulated",
+        "regions": {"region": groups, "exchange_every": 3, "sync": "diloco"},
+        "checkpoint_every": 4,
+    }
+    result = train(job, configure(job, **values))
     return (str(result.summary.weights_sha256), "") if result.finished else ("", str(result))
 
 

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 
 from ephemeron.events import PHASES
-from ephemeron.training.job import Configuration, Simulation
+from ephemeron.training.job import Configuration, ResizeOptions, Simulation
 from ephemeron.training.job.generation import ScheduledResize
 
 MERGING_FROM = 3_000_000
@@ -112,7 +112,7 @@ def with_resizes(seed: int) -> Schedule:
         pattern=pattern,
         sync=sync,
         channel="memory",
-        schedule=tuple(entries),
+        resize=ResizeOptions(schedule=tuple(entries)),
         aggregators=1 if pattern == "k-reduce" and sync == "bsp" else s.configuration.aggregators,
     )
     faults = [f for f in s.faults if not f.startswith("kill")]

@@ -211,7 +211,7 @@ def check(s: Schedule) -> list[str]:
 def _newcomers(c: Configuration) -> int:
     """Number of functions that the changes of a schedule start."""
     found, workers, memory_mb = 0, c.workers, c.memory_mb
-    for entry in c.resizes:
+    for entry in c.resize.schedule:
         now, quota_mb = entry.workers or workers, entry.memory_mb or memory_mb
         found += max(0, now - workers) if quota_mb == memory_mb else now
         workers, memory_mb = now, quota_mb

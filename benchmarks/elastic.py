@@ -54,10 +54,16 @@ def once(kind: str, platform: str, iterations: int) -> dict[str, Any]:
     job = dataclasses.replace(
         job, epochs=epochs, limits=dataclasses.replace(job.limits, budget_usd=None), data=dataclasses.replace(job.data, sampling="global")
     )
-    schedule = [{"from_epoch": epochs // 2, **change}] if change else None
+    schedule = [{"from_epoch": epochs // 2, **change}] if change else []
     seen: list[Event] = []
     configuration = configure(
-        job, platform=platform, workers=workers, aggregators=2, batch_size=GLOBAL_BATCH // workers, memory_mb=MEMORY_MB, schedule=schedule
+        job,
+        platform=platform,
+        workers=workers,
+        aggregators=2,
+        batch_size=GLOBAL_BATCH // workers,
+        memory_mb=MEMORY_MB,
+        resize={"schedule": schedule},
     )
     summary = train(job, configuration, on_event=seen.append).raise_if_failed().summary
     first = [e for e in seen if isinstance(e, (Invoked, Loaded)) and generation_of(e.attempt) == 0]

@@ -74,10 +74,8 @@ def trained(
     configuration = configure(
         job,
         platform="simulated",
-        regions=groups,
+        regions={"region": groups, "sync": sync, "exchange_every": every},
         batch_size=workload.batch_size,
-        region_sync=sync,
-        exchange_every=every,
         checkpoint_every=200,
         channel="memory",
     )

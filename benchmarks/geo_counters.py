@@ -92,13 +92,9 @@ def run_side(seed: int, sync: str, every: int, compression: str) -> list[dict[st
         configuration = configure(
             job,
             platform="local",
-            regions=groups,
+            regions={"region": groups, "sync": sync, "exchange_every": every, "compression": compression, "communicator": "tcp"},
             batch_size=WORKLOAD.batch_size,
-            region_sync=sync,
-            exchange_every=every,
-            region_compression=compression,
             checkpoint_every=200,
-            region_communicator="tcp",
         )
         counted = _Counters(namespaces)
         with counted, _daemons_in({name: namespaces[name].name for name in NAMES}):

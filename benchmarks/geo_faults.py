@@ -160,7 +160,7 @@ def _killed(iteration: int) -> dict[str, Any]:
     groups = (RunRegion(name="near", workers=1, batch_size=24, listen="127.0.0.1:0"), RunRegion(name="far", workers=1, batch_size=24))
     job = dataclasses.replace(load_job(JOB), epochs=3, run={})
     how = configure(
-        job, regions=groups, platform="local", region_communicator="tcp", region_sync="diloco", exchange_every=3, checkpoint_every=4
+        job, regions={"region": groups, "communicator": "tcp", "sync": "diloco", "exchange_every": 3}, platform="local", checkpoint_every=4
     )
     fault = Fault(kind="kill", rank=1, iteration=iteration, phase="compute")
     result = train(job, how, faults=[fault])

@@ -57,11 +57,8 @@ def _together(job: Job, sync: str, compression: str, shares: Sequence[float]) ->
     c = configure(
         job,
         platform="simulated",
-        regions=groups,
+        regions={"region": groups, "sync": sync, "compression": compression, "exchange_every": 10},
         batch_size=WORKLOAD.batch_size,
-        region_sync=sync,
-        region_compression=compression,
-        exchange_every=10,
         checkpoint_every=200,
         channel="memory",
     )

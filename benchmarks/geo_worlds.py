@@ -198,11 +198,8 @@ def regions(job: Job, workload: Workload, *, sync: str, every: int, compression:
     groups = tuple(RunRegion(name=name, workers=functions, memory_mb=MEMORY_MB, share=1.0) for name in ("shanghai", "chongqing"))
     values = {
         "platform": "simulated",
-        "regions": groups,
+        "regions": {"region": groups, "sync": sync, "exchange_every": every, "compression": compression},
         "batch_size": workload.batch_size,
-        "region_sync": sync,
-        "exchange_every": every,
-        "region_compression": compression,
         "checkpoint_every": 200,
         "channel": "memory",
     }

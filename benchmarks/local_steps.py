@@ -31,11 +31,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "bsp": {},
     "hsp": {"sync": "hsp"},
     "asp": {"sync": "asp"},
-    **{f"{h} local steps, average": {"local_steps": h} for h in (2, 4, 8, 16)},
-    **{f"{h} local steps, Nesterov 0.9, lr 0.7": {"local_steps": h, "outer_optimizer": DILOCO} for h in (4, 8)},
-    **{f"{h} local steps, Nesterov 0.3, lr 1": {"local_steps": h, "outer_optimizer": MILD} for h in (4, 8)},
-    "4 local steps, average, hap": {"local_steps": 4, "sync": "hap"},
-    "4 local steps, average, int8": {"local_steps": 4, "compression": "int8"},
+    **{f"{h} local steps, average": {"exchange": {"local_steps": h}} for h in (2, 4, 8, 16)},
+    **{f"{h} local steps, Nesterov 0.9, lr 0.7": {"exchange": {"local_steps": h, "outer_optimizer": DILOCO}} for h in (4, 8)},
+    **{f"{h} local steps, Nesterov 0.3, lr 1": {"exchange": {"local_steps": h, "outer_optimizer": MILD}} for h in (4, 8)},
+    "4 local steps, average, hap": {"exchange": {"local_steps": 4}, "sync": "hap"},
+    "4 local steps, average, int8": {"exchange": {"local_steps": 4, "compression": "int8"}},
 }
 
 

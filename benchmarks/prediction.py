@@ -56,7 +56,7 @@ SIMULATED: tuple[dict[str, Any], ...] = (
     {"workers": 1, "pattern": "standalone", "batch_size": 64},
     {"workers": 16, "aggregators": 16, "batch_size": 8},
     {"workers": 4, "aggregators": 2, "batch_size": 16, "function_timeout_s": 12.0},
-    {"workers": 4, "aggregators": 2, "batch_size": 32, "compression": "int8"},
+    {"workers": 4, "aggregators": 2, "batch_size": 32, "exchange": {"compression": "int8"}},
 )
 
 
@@ -92,7 +92,7 @@ def compare(
     terms = ExecutionOptions(
         pattern=c.pattern,
         sync=c.sync,
-        compression=c.compression,
+        compression=c.exchange.compression,
         epochs=job.epochs,
         lifetime_s=c.function_timeout_s,
         checkpoint_every=c.checkpoint_every,

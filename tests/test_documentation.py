@@ -143,7 +143,7 @@ def test_tables_of_jobs_are_accepted(page: Path, tmp_path: Path) -> None:
         if "region" in tables:
             assert parse_regions(block).names
             continue
-        for name in (tables.get("init"), tables.get("data", {}).get("path"), tables.get("run", {}).get("placement")):
+        for name in (tables.get("init"), tables.get("data", {}).get("path"), tables.get("run", {}).get("stages", {}).get("placement")):
             if name:
                 (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / name).touch()

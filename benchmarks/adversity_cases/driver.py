@@ -91,7 +91,7 @@ data_share = 1
 devices = [{{ kind = "{second}", cores = 12 }}]
 """
         )
-        assert [group.workers for group in configured({"regions": str(path)}).groups] == [12, cores]
+        assert [group.workers for group in configured({"regions": {"file": str(path)}}).regions.region] == [12, cores]
 
 
 for _case in (("cascade-lake", "skylake", 1, 8), ("cascade-lake", "cascade-lake", 2, 6), ("cascade-lake", "skylake", 2, 4)):

@@ -169,7 +169,7 @@ def schedule(*entries: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     def made() -> dict[str, Any]:
         from ephemeron.training.job.generation import ScheduledResize
 
-        return {"schedule": tuple(ScheduledResize(**entry) for entry in entries)}
+        return {"resize": {"schedule": tuple(ScheduledResize(**entry) for entry in entries)}}
 
     return made
 
@@ -190,22 +190,25 @@ simulated("hap", sync="hap")
 simulated("ssp", sync="ssp:1")
 simulated("asp", sync="asp")
 simulated("hsp", sync="hsp")
-simulated("local-steps", local_steps=4)
-simulated("outer-optimiser", local_steps=4, make=target("outer_optimizer", "SGD", lr=0.7, momentum=0.9, nesterov=True))
-simulated("parameters", exchange="parameters")
+simulated("local-steps", exchange={"local_steps": 4})
+simulated(
+    "outer-optimiser",
+    exchange={"local_steps": 4, "outer_optimizer": {"target": "SGD", "options": {"lr": 0.7, "momentum": 0.9, "nesterov": True}}},
+)
+simulated("parameters", exchange={"quantity": "parameters"})
 simulated("direct", channel="direct")
-simulated("direct-machines", channel="direct", workers=4, ranks_per_machine=2, batch_size=18)
+simulated("direct-machines", channel="direct", workers=4, exchange={"ranks_per_machine": 2}, batch_size=18)
 simulated("direct-faults", channel="direct", faults=("kill:rank=1,iteration=7,phase=upload", "cut:rank=0,to=2,iteration=11,seconds=3"))
-simulated("stages", stages=2, workers=2, batch_size=48)
-simulated("stages-replicas", stages=2, replicas=2, workers=4, micro_batches=4, schedule="gpipe")
-simulated("int8", compression="int8")
-simulated("bf16", compression="bf16")
-simulated("sparse-compression", compression="sparse")
+simulated("stages", stages={"count": 2}, workers=2, batch_size=48)
+simulated("stages-replicas", stages={"count": 2, "replicas": 2, "micro_batches": 4, "schedule": "gpipe"}, workers=4)
+simulated("int8", exchange={"compression": "int8"})
+simulated("bf16", exchange={"compression": "bf16"})
+simulated("sparse-compression", exchange={"compression": "sparse"})
 simulated("two-batches", aggregators=1, batch_size=30, nonaggregator_batch_size=20)
 simulated(
     "elastic", job_fields={"epochs": 3}, make=schedule({"from_epoch": 1, "workers": 5}, {"from_epoch": 2, "workers": 2, "memory_mb": 3008})
 )
-simulated("elastic-policy", job_fields={"epochs": 3}, workers=2, batch_size=16, make=target("resize_policy", "tiny_policies:Growing"))
+simulated("elastic-policy", job_fields={"epochs": 3}, workers=2, batch_size=16, resize={"policy": "tiny_policies:Growing"})
 simulated(
     "elastic-faults",
     job_fields={"epochs": 3},
@@ -214,7 +217,7 @@ simulated(
 )
 simulated("budget", job_fields={"epochs": 50}, make=limits(budget_usd=0.0006))
 simulated("time-limit", job_fields={"epochs": 50}, make=limits(time_limit_s=12.0))
-simulated("adapt", job_fields={"epochs": 6}, adapt=True, workers=2, batch_size=16, make=limits(deadline_s=165.0))
+simulated("adapt", job_fields={"epochs": 6}, resize={"adapt": True}, workers=2, batch_size=16, make=limits(deadline_s=165.0))
 simulated("not-finite", make=target("model", "tiny:nan_after", passes=9))
 simulated("too-many-losses", max_replacements=1, faults=tuple(f"kill:rank=1,iteration=6,phase=compute,attempt={n}" for n in range(4)))
 simulated("replaced", job_fields={"epochs": 2}, faults=("kill:rank=1,iteration=8,phase=upload", "kill:rank=0,iteration=23,phase=aggregate"))
@@ -293,7 +296,7 @@ def flow(folder: Path) -> None:
 
 def grouped(label: str, *, faults: tuple[str, ...] = (), late: int = 0, make: Any = None, epochs: int = 3, **values: Any) -> None:
     def run(folder: Path) -> None:
-        from training_runs import WORLD
+        from training_runs import WORLD, combined
 
         from ephemeron.training.job import RunRegion
 
@@ -308,7 +311,11 @@ def grouped(label: str, *, faults: tuple[str, ...] = (), late: int = 0, make: An
             world = dataclasses.replace(WORLD, compute=dataclasses.replace(WORLD.compute, a=200.0))
         fields = {"epochs": epochs, "simulation": world, **(make() if make else {})}
         with _late("far", late):
-            result = trained(job(**fields), faults=faults, **{"regions": groups, "exchange_every": 5, "checkpoint_every": 4, **values})
+            result = trained(
+                job(**fields),
+                faults=faults,
+                **combined({"regions": {"region": groups, "exchange_every": 5}, "checkpoint_every": 4}, values),
+            )
         print(f"  {result.summary.status} {result.summary.iterations} {result.causes}")
 
     RECIPES[label] = run
@@ -341,11 +348,11 @@ def _late(region: str, times: int) -> Iterator[None]:
 
 
 grouped("regions")
-grouped("regions-diloco", epochs=2, region_sync="diloco:fragments=3,delay=2", region_compression="int4")
-grouped("regions-asgd", epochs=2, region_sync="asgd-ga:staleness=2", region_compression="topk:0.2")
+grouped("regions-diloco", epochs=2, regions={"sync": "diloco:fragments=3,delay=2", "compression": "int4"})
+grouped("regions-asgd", epochs=2, regions={"sync": "asgd-ga:staleness=2", "compression": "topk:0.2"})
 grouped("regions-faults", faults=("kill:rank=2,iteration=9,phase=wait", "kill:rank=1,iteration=14,phase=compute"))
-grouped("regions-late", late=2, exchange_every=4)
-grouped("regions-auto", epochs=2, region_sync="auto", region_compression="int8")
+grouped("regions-late", late=2, regions={"exchange_every": 4})
+grouped("regions-auto", epochs=2, regions={"sync": "auto", "compression": "int8"})
 grouped("regions-budget", make=limits(budget_usd=0.0008), epochs=60)
 
 
@@ -363,7 +370,7 @@ def regions_resized(folder: Path) -> None:
     )
     slowdown = RegionSlowdown(region="grows", start_s=25.0, seconds=60.0, factor=2.6)
     world = dataclasses.replace(WORLD, compute=dataclasses.replace(WORLD.compute, a=100.0, b=0.0), region_slowdowns=(slowdown,))
-    result = trained(job(epochs=5, simulation=world), groups=groups, exchange_every=5, region_sync="sma", region_replan_every_s=2.0)
+    result = trained(job(epochs=5, simulation=world), regions={"region": groups, "exchange_every": 5, "sync": "sma", "replan_every_s": 2.0})
     print(f"  {result.summary.status}", (result.folder.path / "events.jsonl").read_text().count("region_resized"))
 
 
@@ -379,14 +386,14 @@ how = json.loads(sys.argv[1])
 job = make_job(name="corpus", **{k: Target(**v) if k == "model" else v for k, v in how.get("job", {}).items()})
 if how.get("groups"):
     from ephemeron.training.job import RunRegion
-    how["run"]["groups"] = tuple(RunRegion(**g) for g in how["groups"])
+    how["run"]["regions"]["region"] = tuple(RunRegion(**g) for g in how["groups"])
 train(job, configure(job, **how["run"]), faults=[parse_fault(f) for f in how.get("faults", [])], check=False)
 """
 SLOW = ["delay:rank=0,factor=1,seconds=0.2"]
 
 
 def local_client(*, faults: list[str] | None = None, groups: Any = None, job: Any = None, **values: Any) -> subprocess.Popen[str]:
-    run = {"platform": "local", "exchange_every": 4, "checkpoint_every": 4} if groups else {**LOCAL, **values}
+    run = {"platform": "local", "regions": {"exchange_every": 4}, "checkpoint_every": 4} if groups else {**LOCAL, **values}
     how = {"run": {**run, **values}, "faults": faults or [], "groups": groups, "job": job or {}}
     return client(TRAIN, json.dumps(how))
 

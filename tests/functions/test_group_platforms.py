@@ -43,7 +43,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
         monkeypatch.setenv(name, value)  # the nodes of the cluster, started below, have them, too
     lambdas = RunRegion(name="lambda", platform="aws", workers=2, channel=s3_server.address, memory_mb=MEMORY_MB)
     cluster = RunRegion(name="cluster", platform="ray", workers=1, channel=(tmp_path / "objects").as_uri(), memory_mb=MEMORY_MB)
-    common = {"exchange_every": 4, "checkpoint_every": 3, "batch_size": 48}
+    common = {"checkpoint_every": 3, "batch_size": 48}
     killed: list[int] = []
 
     with LambdaService(concurrency=10, environment=s3) as service, two_nodes(cpus=2, memory_mb=2048) as ray:
@@ -59,7 +59,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
         clouds = [deployed(service, memory_mb=MEMORY_MB, timeout_s=600, preload="torch,ephemeron.training.worker.loop"), ray.settings()]
         result = train(
             JOB,
-            configure(JOB, regions=(lambdas, cluster), region_store=f"{s3_server.address}/common", **common),
+            configure(JOB, regions={"region": (lambdas, cluster), "store": f"{s3_server.address}/common", "exchange_every": 4}, **common),
             cloud=clouds,
             peer_timeout_s=120.0,
             on_event=kill,
@@ -79,7 +79,7 @@ def test_a_group_on_lambda_and_one_on_ray_train_one_model_though_functions_are_k
     assert shas == {result.summary.weights_sha256}
 
     simulated = [RunRegion(name=group.name, workers=group.workers, memory_mb=MEMORY_MB) for group in (lambdas, cluster)]
-    alone = train(JOB, configure(JOB, platform="simulated", regions=simulated, **common))
+    alone = train(JOB, configure(JOB, platform="simulated", regions={"region": simulated, "exchange_every": 4}, **common))
     assert alone.summary.weights_sha256 == result.summary.weights_sha256
 
     async def left() -> list[str]:

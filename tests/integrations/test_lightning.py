@@ -121,7 +121,7 @@ def test_one_function_is_lightnings_trainer_to_the_last_bit(target, home):
 
 @pytest.mark.slow
 def test_local_steps_are_lightnings_steps(home):
-    run = real(job(CLASSIFIER), **settings(1, local_steps=4, exchange="parameters"))
+    run = real(job(CLASSIFIER), **settings(1, exchange={"local_steps": 4, "quantity": "parameters"}))
     plain = real(job(CLASSIFIER), **settings(1))
     assert 4 * run.ending.final.iterations == plain.ending.final.iterations
     assert run.sha == plain.sha

@@ -68,14 +68,16 @@ def test_a_run_starts_what_its_plan_says(tmp_path: Path, first: str, second: str
     """It started 12 and 12 functions, whatever the plan."""
     path = tmp_path / "regions.toml"
     path.write_text(text(first, second, share))
-    c = configured({"regions": str(path)})
-    assert [(g.name, g.workers) for g in c.groups] == [("shanghai", 12), ("chongqing", cores)]
+    c = configured({"regions": {"file": str(path)}})
+    assert [(g.name, g.workers) for g in c.regions.region] == [("shanghai", 12), ("chongqing", cores)]
     assert c.workers == 12 + cores
 
 
 def started(path: Path, **options: object) -> list[tuple[str, int, int]]:
     """Functions and memory of each region of a run."""
-    return [(group.name, group.workers, group.memory_mb) for group in configured({"regions": str(path), **options}).groups]
+    return [
+        (group.name, group.workers, group.memory_mb) for group in configured({"regions": {"file": str(path), **options}}).regions.region
+    ]
 
 
 @pytest.mark.parametrize(("method", "cores"), [("match", 8), ("cheapest", 8), ("fastest", 9), ("all", 12)])
@@ -84,8 +86,8 @@ def test_the_plan_of_a_run_is_that_of_its_option_before_that_of_its_file(tmp_pat
     path.write_text(f'plan = "{method}"\n{text("cascade-lake", "skylake", 1)}')
     assert started(path) == [("shanghai", 12, 0), ("chongqing", cores, 0)]
     path.write_text(f'plan = "{"match" if method == "all" else "all"}"\n{text("cascade-lake", "skylake", 1)}')
-    assert started(path, region_plan=method) == [("shanghai", 12, 0), ("chongqing", cores, 0)]
-    assert configured({"regions": str(path), "region_plan": method}).region_plan == method, "what reports and records say"
+    assert started(path, plan=method) == [("shanghai", 12, 0), ("chongqing", cores, 0)]
+    assert configured({"regions": {"file": str(path), "plan": method}}).regions.plan == method, "what reports and records say"
 
 
 def test_a_region_with_workers_keeps_them_and_others_match_them(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_a_region_with_workers_keeps_them_and_others_match_them(tmp_path: Path) 
     path = tmp_path / "regions.toml"
     path.write_text(text("cascade-lake", "skylake", 1).replace("cores = 12 }]", "cores = 12 }]\nworkers = 6", 1))
     assert started(path) == [("shanghai", 6, 0), ("chongqing", 4, 0)]
-    assert started(path, region_plan="all") == [("shanghai", 6, 0), ("chongqing", 12, 0)]
+    assert started(path, plan="all") == [("shanghai", 6, 0), ("chongqing", 12, 0)]
     path.write_text(path.read_text().replace("workers = 6", "workers = 6\nmemory_mb = 3538"))
     assert started(path) == [("shanghai", 6, 3538), ("chongqing", 8, 0)], "two cores each"
 
@@ -103,22 +105,22 @@ def test_regions_without_devices_have_all_of_their_workers(tmp_path: Path) -> No
     path.write_text(text("own", "skylake", 1).replace('devices = [{ kind = "own", cores = 12 }]', "workers = 2"))
     assert started(path) == [("shanghai", 2, 0), ("chongqing", 12, 0)]
     with pytest.raises(JobError, match="region shanghai has no devices to plan with"):
-        started(path, region_plan="match")
+        started(path, plan="match")
 
 
 def test_a_plan_with_nothing_to_plan_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "regions.toml"
     path.write_text(text("cascade-lake", "skylake", 1, "workers = 2"))
     assert started(path) == [("shanghai", 2, 0), ("chongqing", 2, 0)]
-    with pytest.raises(JobError, match="region_plan = 'match' has nothing to plan: all regions have workers; leave"):
-        started(path, region_plan="match")
+    with pytest.raises(JobError, match=r"regions\.plan = 'match' has nothing to plan: all regions have workers; leave"):
+        started(path, plan="match")
     path.write_text(f'plan = "match"\n{path.read_text()}')
     with pytest.raises(JobError, match="plan = 'match' has nothing to plan: all regions have workers; leave"):
         started(path)
-    with pytest.raises(JobError, match="region_plan = 'all' is for a file of regions, and there is none"):
-        configured({"region_plan": "all"})
-    with pytest.raises(JobError, match="region_plan = 'most' is not known; use one of match, cheapest, fastest, all"):
-        configure(str(JOB), region_plan="most")
+    with pytest.raises(JobError, match=r"regions\.plan = 'all' is for a file of regions, and there is none"):
+        configured({"regions": {"plan": "all"}})
+    with pytest.raises(JobError, match=r"regions\.plan = 'most' is not known; use one of match, cheapest, fastest, all"):
+        configure(str(JOB), regions={"plan": "most"})
 
 
 SIZES = "sizes = [{ cores = 1, memory_mb = 1769, usd_per_hour = 1.0 }, { cores = 3, memory_mb = 5307, usd_per_hour = %s }]"
@@ -128,11 +130,11 @@ def test_functions_have_the_size_that_is_planned(tmp_path: Path) -> None:
     path = tmp_path / "regions.toml"
     sized = text("own", "own", 1).replace("cores = 12 }", f"cores = 12, power = 1.0, {SIZES} }}")
     path.write_text(sized % ("2.0", "2.0"))
-    assert started(path, region_plan="cheapest") == [("shanghai", 4, 5307), ("chongqing", 4, 5307)]
+    assert started(path, plan="cheapest") == [("shanghai", 4, 5307), ("chongqing", 4, 5307)]
     assert started(path) == [("shanghai", 12, 1769), ("chongqing", 12, 1769)], "algorithm 1 knows no sizes: the smallest"
     path.write_text(sized.replace("cores = 12, ", "cores = 11, ") % ("2.0", "2.0"))
     with pytest.raises(JobError, match=r"region shanghai: the plan has functions of several sizes \(2 of 1769 MB, 3 of 5307 MB\)"):
-        started(path, region_plan="cheapest")
+        started(path, plan="cheapest")
 
 
 def written(*arguments: object) -> str:

@@ -96,7 +96,7 @@ def test_evaluations_elsewhere_may_not():
     [
         ("sync 'hsp' needs aggregating workers", {"pattern": "parameter-server"}),
         ("sync 'hsp' does not wait", {"pattern": "pipelined"}),
-        ("under 'hsp' would undo", {"exchange": "parameters"}),
+        ("under 'hsp' would undo", {"exchange": {"quantity": "parameters"}}),
     ],
 )
 def test_what_has_no_meaning_is_refused(says, how):

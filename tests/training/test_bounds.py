@@ -147,7 +147,7 @@ def test_what_cannot_work_is_refused_by_name(binding, arguments):
         ("does not accept the data", {"job": make_job(loss=Target(target="mse_loss"))}),
         ("no rank 4", {"faults": [parse_fault("kill:rank=4,iteration=1")]}),
         ("needs aggregating workers", {"pattern": "parameter-server", "sync": "hap"}),
-        ("lose their small values", {"compression": "int8", "exchange": "parameters"}),
+        ("lose their small values", {"exchange": {"compression": "int8", "quantity": "parameters"}}),
         ("does not wait", {"pattern": "pipelined", "sync": "asp"}),
         ("are fewer than 2000 functions to share them: rank", {"workers": 2000, "limits": Limits(concurrency=3000)}),
     ],
@@ -174,7 +174,7 @@ BUDGETS = {
     "pipelined": {"pattern": "pipelined"},
     "parameter-server": {"pattern": "parameter-server", "aggregators": 2},
     "direct": {"channel": "direct"},
-    "two levels": {"channel": "direct", "ranks_per_machine": 4},
+    "two levels": {"channel": "direct", "exchange": {"ranks_per_machine": 4}},
     "ssp": {"sync": "ssp:2"},
     "hand-offs": {"function_timeout_s": 30.0},
 }

@@ -19,7 +19,7 @@ KINDS = {
     "hap": {"sync": "hap", "nonaggregator_batch_size": 80},
     "scatter-reduce": {"pattern": "scatter-reduce"},
     "pipelined": {"pattern": "pipelined", "aggregators": 4},
-    "int8": {"compression": "int8"},
+    "int8": {"exchange": {"compression": "int8"}},
 }
 
 

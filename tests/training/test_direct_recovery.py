@@ -222,7 +222,7 @@ def test_a_contribution_that_a_hand_off_finds_incomplete_goes_along() -> None:
 
 
 def test_rounding_errors_are_private_state() -> None:
-    run = disturbed(kill(1, 9), kill(2, 9, "aggregate"), compression="int8", elements=3000)
+    run = disturbed(kill(1, 9), kill(2, 9, "aggregate"), exchange={"compression": "int8"}, elements=3000)
     assert {at for _, at in resumed(run)} <= {9, 10}
 
 
@@ -244,7 +244,7 @@ def schedule(seed: int) -> tuple[list[str], dict[str, Any]]:
         epochs = 3
         how["function_timeout_s"] = 12.0
     if r.random() < 0.2 and how["sync"] == "bsp":
-        how["compression"] = "int8"
+        how["exchange"] = {"compression": "int8"}
     iterations = 10 * epochs
     center, faults = r.randrange(iterations), []
     for _ in range(r.randint(1, 7)):
@@ -283,7 +283,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "moving average": {"ema_decay": 0.9},
 }
-MODELS: dict[str, dict[str, Any]] = {name: {} for name in JOBS} | {"local steps": {"local_steps": 2}}
+MODELS: dict[str, dict[str, Any]] = {name: {} for name in JOBS} | {"local steps": {"exchange": {"local_steps": 2}}}
 
 
 @pytest.fixture(scope="module")

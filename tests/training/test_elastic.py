@@ -40,7 +40,7 @@ def elastic(change: dict[str, Any], *, back: bool = False, **how: Any) -> Run:
     entries = [ScheduledResize(from_epoch=1, **change)]
     if back:
         entries.append(ScheduledResize(from_epoch=2, workers=WORKERS, memory_mb=1769, aggregators=2, batch_size=16))
-    values = {"workers": WORKERS, "aggregators": 2, "checkpoint_every": 3, "schedule": tuple(entries), **how}
+    values = {"workers": WORKERS, "aggregators": 2, "checkpoint_every": 3, "resize": {"schedule": tuple(entries)}, **how}
     return synthetic(samples=16 * WORKERS * EACH, epochs=3, **values)
 
 
@@ -98,7 +98,7 @@ def test_who_stays_reads_all_that_it_lacks_at_once():
     """While a function that stays loads, all others wait for it: requests one after another would cost each of them."""
     latency_s = 0.2
     job = dataclasses.replace(make_job(epochs=2), simulation=dataclasses.replace(WORLD, latency_s=latency_s))
-    run = real(job, workers=3, schedule=(ScheduledResize(from_epoch=1, workers=2),))
+    run = real(job, workers=3, resize={"schedule": (ScheduledResize(from_epoch=1, workers=2),)})
     (begun,) = run.of(GenerationStarted)
     stay = {(e.rank, e.attempt) for e in run.of(Continued)}
     loaded = [e.t - begun.t for e in run.of(Loaded) if (e.rank, e.attempt) in stay]
@@ -178,7 +178,7 @@ def test_a_run_that_grows_and_shrinks_equals_the_fixed_one(sync):
         ScheduledResize(from_epoch=epoch, workers=w, batch_size=48 // w, aggregators=min(2, w)) for epoch, w in ((1, 6), (2, 2), (3, 3))
     )
     fixed = real(job, workers=4, batch_size=12, sync="bsp")
-    changed = real(job, workers=4, batch_size=12, sync=sync, schedule=schedule)
+    changed = real(job, workers=4, batch_size=12, sync=sync, resize={"schedule": schedule})
     assert len(changed.of(GenerationStarted)) == 3
     if sync == "bsp":
         for name, array in fixed.ending.arrays.items():
@@ -233,7 +233,7 @@ def test_functions_change_on_request(sync, globally):
         return
     # The same changes as a schedule give the same weights.
     schedule = tuple(ScheduledResize(from_epoch=e.from_epoch, workers=e.workers, memory_mb=e.memory_mb) for e in (first, second))
-    again = real(job, workers=3, batch_size=16, sync=sync, schedule=schedule)
+    again = real(job, workers=3, batch_size=16, sync=sync, resize={"schedule": schedule})
     assert again.sha == run.sha
 
 
@@ -306,7 +306,7 @@ def test_parts_of_the_data_hold_what_a_rank_owns():
 )
 def test_a_schedule_that_cannot_be_carried_out_is_refused(told, problem):
     def refused() -> None:
-        values = parse_job({"name": "x", "model": "tiny:mlp", "run": {"schedule": told}}, where="job", folder=CODE).run
+        values = parse_job({"name": "x", "model": "tiny:mlp", "run": {"resize": {"schedule": told}}}, where="job", folder=CODE).run
         real(make_job(epochs=4), **values)
 
     with pytest.raises((JobError, PlanInfeasible), match=problem):
@@ -315,28 +315,28 @@ def test_a_schedule_that_cannot_be_carried_out_is_refused(told, problem):
 
 @pytest.mark.parametrize(
     ("how", "problem"),
-    [({"pattern": "parameter-server"}, "pattern 'parameter-server'"), ({"stages": 2, "workers": 4}, "several functions")],
+    [({"pattern": "parameter-server"}, "pattern 'parameter-server'"), ({"stages": {"count": 2}, "workers": 4}, "several functions")],
 )
 def test_what_cannot_change_is_refused(how, problem):
     with pytest.raises(JobError, match=problem):
-        real(make_job(epochs=3), schedule=(ScheduledResize(from_epoch=1, workers=2),), **how)
+        real(make_job(epochs=3), resize={"schedule": (ScheduledResize(from_epoch=1, workers=2),)}, **how)
 
 
 @pytest.mark.slow
 def test_code_decides_after_each_epoch():
     job = make_job(epochs=6)
     policy = Target(target="tiny_policies:Growing", options={"most": 4})
-    run = real(job, workers=2, batch_size=16, resize_policy=policy)
+    run = real(job, workers=2, batch_size=16, resize={"policy": policy})
     check_over(run)
     begun = run.of(GenerationStarted)
     assert [e.workers for e in begun] == [3, 4]
     assert [e.request for e in begun] == ["epoch 1", f"epoch {begun[0].from_epoch}"]
     once = Target(target="tiny_policies:once", options={"workers": 1})
-    assert [e.workers for e in real(job, workers=2, batch_size=16, resize_policy=once).of(GenerationStarted)] == [1]
+    assert [e.workers for e in real(job, workers=2, batch_size=16, resize={"policy": once}).of(GenerationStarted)] == [1]
 
 
 def test_a_wrong_decision_is_named():
-    run = real(make_job(epochs=3), workers=2, batch_size=16, resize_policy=Target(target="tiny_policies:wrong"))
+    run = real(make_job(epochs=3), workers=2, batch_size=16, resize={"policy": Target(target="tiny_policies:wrong")})
     assert run.ending.status == "failed"
     assert "tiny_policies:wrong returned a int" in run.ending.causes[0]
 
@@ -344,8 +344,8 @@ def test_a_wrong_decision_is_named():
 @pytest.mark.parametrize(
     ("how", "problem"),
     [
-        ({"resize_policy": Target(target="tiny_policies:once"), "adapt": True}, "both resize_policy and adapt"),
-        ({"adapt": True}, "deadline_s or limits.budget_usd"),
+        ({"resize": {"policy": Target(target="tiny_policies:once"), "adapt": True}}, "both resize.policy and resize.adapt"),
+        ({"resize": {"adapt": True}}, "deadline_s or limits.budget_usd"),
     ],
 )
 def test_what_decides_is_checked(how, problem):
@@ -355,7 +355,7 @@ def test_what_decides_is_checked(how, problem):
 
 def adapting(**limits: Any) -> Run:
     job = make_job(epochs=8, limits=JobLimits(**limits))
-    return real(job, workers=2, batch_size=16, adapt=True)
+    return real(job, workers=2, batch_size=16, resize={"adapt": True})
 
 
 @pytest.mark.slow
@@ -378,7 +378,7 @@ def test_a_run_that_would_exceed_its_budget_gets_cheaper_functions():
     cost_usd = fixed.trigger.ledger.cost_usd(fixed.trigger.ledger.ended_at)
     assert cost_usd > prices.functions_usd(0, 1)
     limited = make_job(epochs=8, limits=JobLimits(budget_usd=0.85 * cost_usd))
-    run = real(limited, workers=6, batch_size=16, adapt=True)
+    run = real(limited, workers=6, batch_size=16, resize={"adapt": True})
     changed = run.of(GenerationStarted)
     assert changed
     assert changed[0].workers < 6

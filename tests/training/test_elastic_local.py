@@ -32,11 +32,11 @@ def test_whatever_dies_around_a_change_the_weights_are_those_of_the_simulated_ru
     """The functions that grow, and all of them where their memory changes."""
     deaths = ["kill:rank=1,iteration=19,phase=upload", "kill:rank=0,iteration=20", "kill:rank=2,iteration=21,phase=upload"]
     events: list[Event] = []
-    c = configure(JOB, platform="local", schedule=SCHEDULE, **SHAPE)
+    c = configure(JOB, platform="local", resize={"schedule": SCHEDULE}, **SHAPE)
     faults = [parse_fault(f) for f in (*deaths, "duplicate:rank=1")]
     result = train(JOB, c, faults=faults, on_event=events.append, check=False)
     assert result.summary.status == "finished", result.causes
-    assert result.summary.weights_sha256 == real(JOB, schedule=SCHEDULE, **SHAPE).sha
+    assert result.summary.weights_sha256 == real(JOB, resize={"schedule": SCHEDULE}, **SHAPE).sha
     assert sum(isinstance(e, FaultFired) for e in events) == len(deaths)
     assert [(g.from_iteration, g.workers, g.memory_mb) for g in result.summary.generations] == [
         (0, 2, 704),

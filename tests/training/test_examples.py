@@ -41,7 +41,7 @@ def test_the_elastic_run_changes_its_functions_and_learns_as_a_fixed_one(home):
     pytest.importorskip("sklearn", reason="no sklearn, which the example needs")
     job = dataclasses.replace(ephemeron.load_job(EXAMPLES / "elastic" / "job.toml"), dtype="float64", simulation=WORLD)
     elastic = real(job, **job.run)
-    fixed = real(job, **{**job.run, "schedule": None})
+    fixed = real(job, **{**job.run, "resize": {}})
     assert [e.workers for e in elastic.of(GenerationStarted)] == [3, 1]
     assert elastic.ending.final.iterations == fixed.ending.final.iterations
     assert elastic.ending.final.metrics["accuracy"] > 0.9

@@ -75,7 +75,7 @@ DECAYING = [
         {"workers": 3, "aggregators": 2, "batch_size": 4, "pattern": "pipelined"},
         {"workers": 3, "aggregators": 2, "batch_size": 4, "pattern": "parameter-server"},
         {"workers": 1, "aggregators": 1, "batch_size": 12},
-        {"workers": 1, "aggregators": 1, "batch_size": 12, "exchange": "parameters"},
+        {"workers": 1, "aggregators": 1, "batch_size": 12, "exchange": {"quantity": "parameters"}},
     ],
     ids=str,
 )
@@ -90,10 +90,10 @@ def test_a_parameter_without_gradient_is_passed_over_as_in_plain_pytorch(how, op
 @pytest.mark.parametrize(
     "how",
     [
-        {"workers": 2, "aggregators": 1, "compression": "int8"},
-        {"workers": 2, "aggregators": 1, "compression": "bf16"},
-        {"workers": 2, "aggregators": 1, "exchange": "parameters"},
-        {"workers": 4, "aggregators": 1, "stages": 2, "micro_batches": 2},
+        {"workers": 2, "aggregators": 1, "exchange": {"compression": "int8"}},
+        {"workers": 2, "aggregators": 1, "exchange": {"compression": "bf16"}},
+        {"workers": 2, "aggregators": 1, "exchange": {"quantity": "parameters"}},
+        {"workers": 4, "aggregators": 1, "stages": {"count": 2, "micro_batches": 2}},
         {"workers": 2, "aggregators": 2, "sync": "asp"},
         {"workers": 2, "aggregators": 1, "sync": "asp", "pattern": "parameter-server"},
     ],
@@ -144,8 +144,8 @@ def test_another_seed_gives_other_weights():
 
 def test_exchanging_parameters_averages_them():
     job = make_job(dtype="float64")
-    same_start = real(job, exchange="parameters", workers=2, aggregators=1)
-    gradients = real(job, exchange="gradients", workers=2, aggregators=1)
+    same_start = real(job, exchange={"quantity": "parameters"}, workers=2, aggregators=1)
+    gradients = real(job, exchange={"quantity": "gradients"}, workers=2, aggregators=1)
     assert same_start.sha != gradients.sha  # momentum stays local, so it is another algorithm
     assert same_start.ending.final.metrics["accuracy"] > 0.5
 
@@ -154,8 +154,8 @@ def test_exchanging_parameters_averages_them():
 def test_plain_sgd_with_parameters_equals_gradients():
     """Without momentum, averaging parameters after a step is averaging gradients before it."""
     job = make_job(dtype="float64", optimizer=Target(target="SGD", options={"lr": 0.1}))
-    a = real(job, exchange="parameters").ending.arrays
-    b = real(job, exchange="gradients").ending.arrays
+    a = real(job, exchange={"quantity": "parameters"}).ending.arrays
+    b = real(job, exchange={"quantity": "gradients"}).ending.arrays
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-10)
 
@@ -170,8 +170,8 @@ def test_batch_norm_keeps_each_rank_s_own_statistics():
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", ["bf16", "int8"])
 def test_compressed_runs_converge_and_repeat(compression):
-    run = real(make_job(epochs=2), compression=compression)
+    run = real(make_job(epochs=2), exchange={"compression": compression})
     plain = real(make_job(epochs=2))
-    assert run.sha == real(make_job(epochs=2), compression=compression).sha
+    assert run.sha == real(make_job(epochs=2), exchange={"compression": compression}).sha
     assert abs(run.ending.final.metrics["accuracy"] - plain.ending.final.metrics["accuracy"]) < 0.03
     assert run.trigger.ledger.traffic.bytes_up < (0.75 if compression == "bf16" else 0.7) * plain.trigger.ledger.traffic.bytes_up

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import WORLD, configuration, make_job
+from training_runs import WORLD, combined, configuration, make_job
 
 from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 from ephemeron.communication.keys import Keys
@@ -59,10 +59,10 @@ def _plain(group: RunRegion) -> dict[str, Any]:
     return {name: value for name, value in plain(group).items() if value is not None}
 
 
-def grouped(*, faults: Any = (), regions: Any = PAIR, **overrides: Any) -> Result:
+def grouped(*, faults: Any = (), **overrides: Any) -> Result:
     job = make_job(epochs=3)
-    values = {"platform": "simulated", "exchange_every": 5, "checkpoint_every": 4, **overrides}
-    return train(job, configure(job, regions=regions, **values), faults=faults)
+    values = {"platform": "simulated", "regions": {"region": PAIR, "exchange_every": 5}, "checkpoint_every": 4}
+    return train(job, configure(job, **combined(values, overrides)), faults=faults)
 
 
 @cache
@@ -112,10 +112,10 @@ def test_a_killed_function_takes_its_state_from_others_of_its_group() -> None:
     groups = tuple(
         RunRegion(**{**_plain(group), "channel": "direct", "workers": workers}) for group, workers in zip(PAIR, (3, 2), strict=True)
     )
-    weights = grouped(regions=groups, checkpoint_every=50).summary.weights_sha256
+    weights = grouped(regions={"region": groups}, checkpoint_every=50).summary.weights_sha256
     before_exchanges = [Fault(kind="kill", rank=0, iteration=i, phase="wait", attempt=a) for a, i in enumerate((4, 9))]
     for faults in (before_exchanges, [Fault(kind="kill", rank=r, iteration=7, phase="upload") for r in (1, 3)]):
-        disturbed = grouped(regions=groups, checkpoint_every=50, faults=faults)
+        disturbed = grouped(regions={"region": groups}, checkpoint_every=50, faults=faults)
         assert disturbed.summary.weights_sha256 == weights
         events = list(events_of(disturbed.folder))
         assert sum(isinstance(event, FaultFired) for event in events) == 2
@@ -125,7 +125,7 @@ def test_a_killed_function_takes_its_state_from_others_of_its_group() -> None:
 @pytest.mark.slow
 def test_hand_offs_change_nothing() -> None:
     groups = [RunRegion(**{**_plain(group), "function_timeout_s": 12.0}) for group in PAIR]
-    relayed = grouped(regions=groups)
+    relayed = grouped(regions={"region": groups})
     assert [e for e in events_of(relayed.folder) if isinstance(e, Invoked) and e.reason == "relay"]
     assert relayed.summary.weights_sha256 == undisturbed()
 
@@ -147,16 +147,16 @@ def test_rounds_that_no_function_repeats_are_deleted(monkeypatch: pytest.MonkeyP
             self.most = max(self.most, len(self.objects))
 
     monkeypatch.setattr(parameter_server, "MemoryParameterServer", Counted)
-    assert grouped(exchange_every=1, checkpoint_every=2).finished
+    assert grouped(regions={"exchange_every": 1}, checkpoint_every=2).finished
     (shared,) = (store for store in stores if any("/groups/" in key for key in store.objects))
     assert 4 < shared.most < 20
 
 
 @pytest.mark.slow
 def test_the_average_is_taken_when_the_options_say() -> None:
-    shas = {undisturbed(), *(grouped(exchange_every=every).summary.weights_sha256 for every in (7, 1000))}
+    shas = {undisturbed(), *(grouped(regions={"exchange_every": every}).summary.weights_sha256 for every in (7, 1000))}
     assert len(shas) == 3
-    assert grouped(regions=PAIR[::-1]).summary.workers == 3
+    assert grouped(regions={"region": PAIR[::-1]}).summary.workers == 3
 
 
 def test_samples_are_divided_once_and_in_proportion() -> None:
@@ -171,14 +171,14 @@ def test_samples_are_divided_once_and_in_proportion() -> None:
     [
         ({"sync": "hap"}, "sync 'hap' is not for a run in several regions"),
         ({"pattern": "parameter-server"}, "pattern 'parameter-server' is not for a run in several regions"),
-        ({"stages": 2}, "stages is not for a run in several regions"),
-        ({"regions": PAIR[:1]}, "run.regions has one region"),
-        ({"regions": (PAIR[0], PAIR[0])}, "two regions of the name 'near'"),
-        ({"regions": (PAIR[0], RunRegion(name="real", workers=1, platform="local"))}, "cannot train together"),
-        ({"regions": (PAIR[0], RunRegion(name="b", workers=1, channel="ps://h:1"))}, "region b: channel 'ps://h:1'"),
-        ({"region_store": "s3://bucket/x"}, "region_store is not for simulated regions"),
-        ({"platform": "local", "regions": (PAIR[0], RunRegion(name="b", workers=1, platform="ray"))}, "give region_store"),
-        ({"platform": "local", "region_store": "redis://u:p@h:1"}, "credentials do not belong in region_store"),
+        ({"stages": {"count": 2}}, "stages is not for a run in several regions"),
+        ({"regions": {"region": PAIR[:1]}}, "run.regions.region has one region"),
+        ({"regions": {"region": (PAIR[0], PAIR[0])}}, "two regions of the name 'near'"),
+        ({"regions": {"region": (PAIR[0], RunRegion(name="real", workers=1, platform="local"))}}, "cannot train together"),
+        ({"regions": {"region": (PAIR[0], RunRegion(name="b", workers=1, channel="ps://h:1"))}}, "region b: channel 'ps://h:1'"),
+        ({"regions": {"store": "s3://bucket/x"}}, "regions.store is not for simulated regions"),
+        ({"platform": "local", "regions": {"region": (PAIR[0], RunRegion(name="b", workers=1, platform="ray"))}}, "give regions.store"),
+        ({"platform": "local", "regions": {"store": "redis://u:p@h:1"}}, "credentials do not belong in regions.store"),
     ],
 )
 def test_what_does_not_work_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
@@ -187,7 +187,10 @@ def test_what_does_not_work_is_refused_by_name(changes: dict[str, Any], said: st
     assert not all_runs()
 
 
-LOCAL = {"platform": "local", "regions": tuple(RunRegion(**{**_plain(group), "memory_mb": 512}) for group in PAIR)}
+LOCAL = {
+    "platform": "local",
+    "regions": {"region": tuple(RunRegion(**{**_plain(group), "memory_mb": 512}) for group in PAIR), "exchange_every": 5},
+}
 
 
 @pytest.mark.slow
@@ -200,7 +203,7 @@ def test_local_groups_train_as_simulated_ones_and_are_stopped_and_resumed_togeth
             gate.open(0.5)  # a rank stops between two iterations
 
     job = make_job(epochs=3, model=gate.model(12))
-    how = configure(job, exchange_every=5, checkpoint_every=4, **LOCAL)
+    how = configure(job, checkpoint_every=4, **LOCAL)
     stopped = train(job, how, on_event=interrupt)
     gate.open()
     assert stopped.summary.status == "stopped"
@@ -231,7 +234,7 @@ def test_another_client_stops_all_groups(tmp_path: Path) -> None:
             gate.open(0.5)
 
     job = make_job(epochs=40, model=gate.model(12))  # it is stopped long before
-    stopped = train(job, configure(job, exchange_every=5, checkpoint_every=4, **LOCAL), on_event=on_event)
+    stopped = train(job, configure(job, checkpoint_every=4, **LOCAL), on_event=on_event)
     asked[0].join()
     assert stopped.summary.status == "stopped"
     with pytest.raises(UserError, match="has several regions and cannot be resized"):
@@ -251,7 +254,7 @@ def on_event(event):
         print("begun", flush=True)
 
 job = make_job(epochs=3, model=Gate(Path(sys.argv[1])).model(8))
-train(job, configure(job, exchange_every=5, checkpoint_every=4, **LOCAL), on_event=on_event)
+train(job, configure(job, checkpoint_every=4, **LOCAL), on_event=on_event)
 """
 
 

@@ -60,12 +60,12 @@ def test_a_function_with_a_real_model_is_killed(pattern, phase):
 
 @pytest.mark.parametrize("compression", ["bf16", "int8", "sparse"])
 def test_compressed_messages_survive_a_kill_bit_for_bit(compression):
-    expected = synthetic(compression=compression, elements=3000, **SETTINGS).sha
+    expected = synthetic(exchange={"compression": compression}, elements=3000, **SETTINGS).sha
     if compression == "sparse":
         assert expected == synthetic(elements=3000, **SETTINGS).sha
     for rank in (0, 3):
         run = synthetic(
-            compression=compression,
+            exchange={"compression": compression},
             elements=3000,
             faults=[f"kill:rank={rank},iteration=10,phase=aggregate", f"kill:rank={rank},iteration=10,phase=upload"],
             **SETTINGS,

@@ -31,7 +31,7 @@ def test_a_last_batch_of_one_is_refused_where_the_model_refuses_it():
         ready(job(), **SHAPE)
     ready(job("tiny:mlp"), **SHAPE)
     with pytest.raises(JobError, match="replica 0 has 1 in iteration 3"):
-        ready(job(), **{**SHAPE, "stages": 2, "workers": 2})
+        ready(job(), **{**SHAPE, "stages": {"count": 2}, "workers": 2})
 
 
 @pytest.mark.parametrize(("last", "sizes"), [("drop", [479] * 3), ("merge", [479, 479, 480])])

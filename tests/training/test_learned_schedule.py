@@ -38,7 +38,7 @@ def policy(memory_slope: float = 0.0) -> dict[str, Any]:
 
 
 def learned(**how: Any) -> Run:
-    return real(JOB, workers=2, batch_size=60, resize_policy=Target(target=SCHEDULE, options={"policy": policy()}), **how)
+    return real(JOB, workers=2, batch_size=60, resize={"policy": Target(target=SCHEDULE, options={"policy": policy()})}, **how)
 
 
 def changes(run: Run) -> list[tuple[int, int, int]]:
@@ -55,7 +55,7 @@ def test_functions_change_by_the_policy_and_the_record_replays() -> None:
     entries = tuple(
         ScheduledResize(from_epoch=e.from_epoch, workers=e.workers, memory_mb=e.memory_mb, aggregators=e.aggregators) for e in made
     )
-    replayed = real(JOB, workers=2, batch_size=60, sync="bsp", schedule=entries)
+    replayed = real(JOB, workers=2, batch_size=60, sync="bsp", resize={"schedule": entries})
     assert changes(replayed) == changes(run)
     assert replayed.sha == run.sha
 
@@ -72,13 +72,13 @@ def test_a_replacement_of_rank_0_keeps_to_what_was_agreed_on(at: int) -> None:
         for e in run.of(GenerationStarted)
     )
     assert entries
-    assert real(JOB, workers=2, batch_size=60, sync="bsp", schedule=entries).sha == run.sha
+    assert real(JOB, workers=2, batch_size=60, sync="bsp", resize={"schedule": entries}).sha == run.sha
 
 
 def test_memory_changes_replace_all_functions_and_decisions_go_on() -> None:
     target = Target(target=SCHEDULE, options={"policy": policy(memory_slope=-1.0)})
     job = dataclasses.replace(JOB, epochs=6)
-    run = real(job, workers=2, batch_size=60, sync="hsp", resize_policy=target)
+    run = real(job, workers=2, batch_size=60, sync="hsp", resize={"policy": target})
     assert run.ending.status == "finished", run.ending.causes
     made = changes(run)
     assert len({memory for _, _, memory in made}) >= 2
@@ -89,7 +89,7 @@ def limited(budget_usd: float | None) -> tuple[Run, float]:
     """A run whose functions take long to start and change in number and memory; with its cost, as it is billed."""
     job = dataclasses.replace(JOB, simulation=dataclasses.replace(WORLD, cold_start_s=10.0), limits=JobLimits(budget_usd=budget_usd))
     target = Target(target=SCHEDULE, options={"policy": policy(memory_slope=-1.0)})
-    run = real(job, workers=2, batch_size=60, sync="hsp", resize_policy=target)
+    run = real(job, workers=2, batch_size=60, sync="hsp", resize={"policy": target})
     meter = CostMeter(load_prices("objects"))
     for event in run.events:
         meter.feed(event)

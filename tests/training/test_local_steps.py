@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
-from training_runs import WORLD, configuration, make_job, real  # noqa: E402
+from training_runs import WORLD, combined, configuration, make_job, real  # noqa: E402
 
 from ephemeron import Task  # noqa: E402
 from ephemeron.data import Sampler, Samples, assign, load, plan_split  # noqa: E402
@@ -164,7 +164,7 @@ def reference(job, c, outer=None):
     import tiny
 
     data = load(job.data, seed=job.seed).train
-    split = plan_split(len(data), [c.batch_of(r) * c.local_steps for r in range(c.workers)])
+    split = plan_split(len(data), [c.batch_of(r) * c.exchange.local_steps for r in range(c.workers)])
     owned = assign(len(data), split, job.seed)
     torch.manual_seed(job.seed)
     whole = tiny.mlp(**job.model.options).double()
@@ -180,7 +180,7 @@ def reference(job, c, outer=None):
         for model, optimizer, decay, sampler, own in ranks:
             model.load_state_dict(whole.state_dict())
             index = sampler.batch(t)
-            parts = np.array_split(index, min(c.local_steps, len(index))) if len(index) else []
+            parts = np.array_split(index, min(c.exchange.local_steps, len(index))) if len(index) else []
             for part in parts:
                 batch = own.take(part)
                 loss = torch.nn.functional.cross_entropy(model(torch.tensor(batch.inputs).double()), torch.tensor(batch.targets))
@@ -188,7 +188,7 @@ def reference(job, c, outer=None):
                 loss.backward()
                 optimizer.step()
                 decay.step()
-            for _ in range(len(parts), c.local_steps):
+            for _ in range(len(parts), c.exchange.local_steps):
                 decay.step()
             samples += len(index)
             for total, before, p in zip(changed, whole.parameters(), model.parameters(), strict=True):
@@ -212,19 +212,19 @@ DECAY = SchedulerSpec(target="StepLR", options={"step_size": 3, "gamma": 0.9}, i
 @pytest.mark.parametrize(
     ("how", "outer"),
     [
-        ({"local_steps": 3}, None),
-        ({"local_steps": 3, "exchange": "parameters", "workers": 3}, None),
-        ({"local_steps": 5, "workers": 3, "batch_size": 7, "nonaggregator_batch_size": 19}, NESTEROV),
-        ({"local_steps": 4, "pattern": "pipelined", "workers": 2}, Target(target="Adam", options={"lr": 0.01})),
-        ({"local_steps": 4, "pattern": "parameter-server", "workers": 2}, NESTEROV),
-        ({"local_steps": 8, "workers": 1, "pattern": "standalone"}, None),
-        ({"exchange": "deltas"}, NESTEROV),
+        ({"exchange": {"local_steps": 3}}, None),
+        ({"exchange": {"local_steps": 3, "quantity": "parameters"}, "workers": 3}, None),
+        ({"exchange": {"local_steps": 5}, "workers": 3, "batch_size": 7, "nonaggregator_batch_size": 19}, NESTEROV),
+        ({"exchange": {"local_steps": 4}, "pattern": "pipelined", "workers": 2}, Target(target="Adam", options={"lr": 0.01})),
+        ({"exchange": {"local_steps": 4}, "pattern": "parameter-server", "workers": 2}, NESTEROV),
+        ({"exchange": {"local_steps": 8}, "workers": 1, "pattern": "standalone"}, None),
+        ({"exchange": {"quantity": "deltas"}}, NESTEROV),
     ],
     ids=str,
 )
 def test_weights_are_those_of_plain_pytorch(how, outer):
     job = make_job(dtype="float64", optimizer=MOMENTUM, scheduler=DECAY, epochs=2, accumulate=2)
-    run = real(job, **how, **({"outer_optimizer": outer} if outer else {}))
+    run = real(job, **combined(how, {"exchange": {"outer_optimizer": outer}} if outer else {}))
     expected = reference(job, configuration(**how), outer)
     for name, value in expected.items():
         np.testing.assert_allclose(run.ending.arrays[name], value, rtol=0, atol=1e-10)
@@ -241,15 +241,15 @@ def test_one_function_does_the_same_steps_however_many_are_local(model):
         optimizer=MOMENTUM,
         scheduler=DECAY,
     )
-    alone = {"workers": 1, "aggregators": 1, "batch_size": 13, "exchange": "parameters"}
-    runs = [real(job, **alone, local_steps=h) for h in (1, 5)]
+    alone = {"workers": 1, "aggregators": 1, "batch_size": 13}
+    runs = [real(job, **alone, exchange={"quantity": "parameters", "local_steps": h}) for h in (1, 5)]
     assert [run.ending.final.iterations for run in runs] == [220, 44]
     assert runs[0].sha == runs[1].sha
 
 
 def test_an_iteration_is_one_exchange_of_as_many_batches():
     job = make_job()
-    run = real(job, local_steps=4)
+    run = real(job, exchange={"local_steps": 4})
     samples = len(load(job.data, seed=job.seed).train)
     assert run.ending.final.iterations == -(-samples // (4 * 4 * 16))
     assert {e.samples for e in run.of(Progress) if e.iteration == 0} == {4 * 16}
@@ -262,7 +262,7 @@ def test_an_iteration_is_one_exchange_of_as_many_batches():
 DROPOUT = make_job(
     model=Target(target="tiny:mlp", options={"dropout": 0.3}), optimizer=Target(target="Adam", options={"lr": 0.003}), epochs=3
 )
-HOW = {"local_steps": 3, "outer_optimizer": NESTEROV, "checkpoint_every": 5}
+HOW = {"exchange": {"local_steps": 3, "outer_optimizer": NESTEROV}, "checkpoint_every": 5}
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +272,7 @@ def undisturbed():
     def sha(**how):
         key = str(sorted(how.items()))
         if key not in found:
-            found[key] = real(DROPOUT, **{**HOW, **how}).sha
+            found[key] = real(DROPOUT, **combined(HOW, how)).sha
         return found[key]
 
     return sha
@@ -280,14 +280,16 @@ def undisturbed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", [{}, {"sync": "hap"}, {"compression": "int8"}, {"exchange": "parameters", "outer_optimizer": AVERAGE}], ids=str
+    "how",
+    [{}, {"sync": "hap"}, {"exchange": {"compression": "int8"}}, {"exchange": {"quantity": "parameters", "outer_optimizer": AVERAGE}}],
+    ids=str,
 )
 @pytest.mark.parametrize("phase", ["compute", "upload", "aggregate", "download"])
 def test_a_function_is_killed(phase, how, undisturbed):
     """Own optimiser state is in checkpoints, and local steps are repeated with it."""
     ranks = [(0, 13)] if phase == "aggregate" else [(3, 8), (0, 13)]
     kills = [parse_fault(f"kill:rank={rank},iteration={iteration},phase={phase}") for rank, iteration in ranks]
-    run = real(DROPOUT, **{**HOW, **how}, faults=kills)
+    run = real(DROPOUT, **combined(HOW, how), faults=kills)
     assert len(run.of(FaultFired)) == len(kills)
     assert run.sha == undisturbed(**how)
 
@@ -306,7 +308,7 @@ def test_hand_offs_take_own_optimizer_state_along(sync, undisturbed):
 def test_asynchronous_runs_survive_a_kill_and_learn(sync):
     job = make_job(model=Target(target="tiny:mlp", options={"hidden": 64}), optimizer=MOMENTUM, epochs=6)
     kill = parse_fault("kill:rank=2,iteration=13,phase=compute")
-    run = real(job, local_steps=4, sync=sync, checkpoint_every=5, faults=[kill])
+    run = real(job, exchange={"local_steps": 4}, sync=sync, checkpoint_every=5, faults=[kill])
     assert run.of(FaultFired)
     assert run.ending.final.metrics["accuracy"] > 0.92
 
@@ -317,7 +319,7 @@ def test_functions_that_change_during_the_run_may_be_killed(sync):
     """Each generation begins with rank 0's optimiser state on all ranks."""
     changes = (ScheduledResize(from_epoch=1, workers=2), ScheduledResize(from_epoch=2, workers=3, aggregators=1))
     runs = [
-        real(DROPOUT, **HOW, sync=sync, schedule=changes, faults=[*map(parse_fault, faults)])
+        real(DROPOUT, **HOW, sync=sync, resize={"schedule": changes}, faults=[*map(parse_fault, faults)])
         for faults in ([], ["kill:rank=1,iteration=7,phase=download", "kill:rank=2,iteration=30,phase=upload"])
     ]
     assert len(runs[1].of(FaultFired)) == 2
@@ -330,7 +332,10 @@ def test_functions_that_change_during_the_run_may_be_killed(sync):
 def test_a_parameter_without_gradient_is_passed_over_by_the_outer_optimizer():
     """Weight decay of the outer optimiser would move it."""
     job = make_job(model=Target(target="tiny:unused"))
-    runs = [real(dataclasses.replace(job, epochs=epochs), local_steps=2, outer_optimizer=Target(target="AdamW")) for epochs in (1, 2)]
+    runs = [
+        real(dataclasses.replace(job, epochs=epochs), exchange={"local_steps": 2, "outer_optimizer": Target(target="AdamW")})
+        for epochs in (1, 2)
+    ]
     first, second = (run.ending.arrays for run in runs)
     assert (first["unused.weight"] == second["unused.weight"]).all()
     assert (first["last.weight"] != second["last.weight"]).any()
@@ -378,17 +383,17 @@ def test_optimizers_take_turns_within_an_iteration_and_hooks_follow_each_step():
 @pytest.mark.parametrize(
     ("says", "how"),
     [
-        ("local_steps = 2 with exchange 'gradients'", {"local_steps": 2, "exchange": "gradients"}),
-        ("steps with merged deltas, and exchange is 'gradients'", {"outer_optimizer": NESTEROV}),
+        ("local_steps = 2 with exchange 'gradients'", {"exchange": {"local_steps": 2, "quantity": "gradients"}}),
+        ("steps with merged deltas, and exchange is 'gradients'", {"exchange": {"outer_optimizer": NESTEROV}}),
         (
             "steps with merged deltas, and exchange is 'parameters'",
-            {"outer_optimizer": NESTEROV, "exchange": "parameters", "local_steps": 2},
+            {"exchange": {"outer_optimizer": NESTEROV, "quantity": "parameters", "local_steps": 2}},
         ),
-        ("has no options", {"local_steps": 2, "outer_optimizer": Target(target="average", options={"lr": 1})}),
-        ("'Nadam' is not in torch.optim", {"local_steps": 2, "outer_optimizer": Target(target="Nadam")}),
-        ("refuses its options", {"local_steps": 2, "outer_optimizer": Target(target="SGD", options={"rate": 1})}),
-        ("an asynchronous parameter server", {"local_steps": 2, "pattern": "parameter-server", "sync": "asp"}),
-        ("local_steps are not for a model on several functions", {"local_steps": 2, "stages": 2}),
+        ("has no options", {"exchange": {"local_steps": 2, "outer_optimizer": Target(target="average", options={"lr": 1})}}),
+        ("'Nadam' is not in torch.optim", {"exchange": {"local_steps": 2, "outer_optimizer": Target(target="Nadam")}}),
+        ("refuses its options", {"exchange": {"local_steps": 2, "outer_optimizer": Target(target="SGD", options={"rate": 1})}}),
+        ("an asynchronous parameter server", {"exchange": {"local_steps": 2}, "pattern": "parameter-server", "sync": "asp"}),
+        ("local steps are not for a model on several functions", {"exchange": {"local_steps": 2}, "stages": {"count": 2}}),
     ],
     ids=str,
 )
@@ -401,7 +406,7 @@ def test_what_has_no_meaning_is_refused(says, how):
 @pytest.mark.slow
 def test_local_steps_learn_as_well_with_a_quarter_of_the_exchanges():
     job = make_job(model=Target(target="tiny:mlp", options={"hidden": 64}), optimizer=MOMENTUM, epochs=8)
-    bsp, local = (real(job, **how).ending.final for how in ({}, {"local_steps": 4}))
+    bsp, local = (real(job, **how).ending.final for how in ({}, {"exchange": {"local_steps": 4}}))
     assert local.iterations < bsp.iterations / 3.5
     assert bsp.metrics["accuracy"] > 0.96
     assert local.metrics["accuracy"] > bsp.metrics["accuracy"] - 0.01

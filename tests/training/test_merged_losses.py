@@ -82,7 +82,7 @@ def ready(folder, loss, options, y, *, x=X, workers=1, accumulate=1, epochs=EPOC
         }
     )
     job = Job(name="test", data=data, epochs=epochs, dtype="float64", accumulate=accumulate, code=(CODE,), simulation=WORLD, **program)
-    how = {"workers": workers, "aggregators": 1, "batch_size": SAMPLES // (workers // more.get("stages", 1)), **more}
+    how = {"workers": workers, "aggregators": 1, "batch_size": SAMPLES // (workers // more.get("stages", {}).get("count", 1)), **more}
     return prepare(job, configuration(**how), run_id="run", limits=Limits(), prices=load_prices("objects"))
 
 
@@ -152,7 +152,7 @@ def test_direct_channels_merge_alike(name, aggregators, tmp_path):
 @pytest.mark.parametrize("workers", [2, 4])
 def test_stages_and_their_replicas_merge_alike(name, workers, tmp_path):
     loss, options, y = LOSSES[name]
-    run = trained(tmp_path, loss, options, y, model="labels:stack", workers=workers, stages=2, micro_batches=3)
+    run = trained(tmp_path, loss, options, y, model="labels:stack", workers=workers, stages={"count": 2, "micro_batches": 3})
     expected, told = alone(run, loss, options, y, model="stack")
     assert_equal(run, expected)
     assert run.ending.final.metrics["loss"] == pytest.approx(told, rel=1e-12)
@@ -236,7 +236,7 @@ def test_a_batch_without_any_label_is_a_step_with_zero_gradient(kind, tmp_path):
 
 @pytest.mark.parametrize("exchange", ["parameters", "deltas"])
 def test_data_without_any_label_leave_exchanged_parameters_alone(exchange, tmp_path):
-    run = trained(tmp_path, "cross_entropy", {}, ignoring(24), workers=2, exchange=exchange, epochs=1)
+    run = trained(tmp_path, "cross_entropy", {}, ignoring(24), workers=2, exchange={"quantity": exchange}, epochs=1)
     torch.manual_seed(run.trigger.spec.seed)
     import labels
 

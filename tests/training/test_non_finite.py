@@ -24,7 +24,7 @@ def job(passes: int, **options):
 @pytest.mark.parametrize("exchange", ["gradients", "parameters"])
 @pytest.mark.parametrize(("grad_only", "what"), [(False, "the loss is nan"), (True, "are not finite")])
 def test_the_run_stops_there_and_says_where(exchange, grad_only, what):
-    run = real(job(7, grad_only=grad_only), workers=2, checkpoint_every=3, batch_size=16, exchange=exchange)
+    run = real(job(7, grad_only=grad_only), workers=2, checkpoint_every=3, batch_size=16, exchange={"quantity": exchange})
     assert run.ending.status == "failed"
     (cause,) = run.ending.causes
     assert what in cause

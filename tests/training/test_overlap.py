@@ -55,9 +55,9 @@ def both(monkeypatch, job=WIDE, **how):
     [
         {},
         {"aggregators": 2},
-        {"compression": "bf16"},
+        {"exchange": {"compression": "bf16"}},
         {"sync": "hap", "nonaggregator_batch_size": 80, "aggregators": 2},
-        {"ranks_per_machine": 2},
+        {"exchange": {"ranks_per_machine": 2}},
     ],
 )
 def test_the_weights_are_the_same(monkeypatch, early, kind):

@@ -35,8 +35,12 @@ def trained(*, faults: Any = (), mb_s: float = 0.05, epochs: int = 3, sync: str 
     compute: Any = {"a": 50.0, "b": 4.0, "m": 0.0}
     world = Simulation(compute=compute, region_latency_s=0.05, region_bandwidth_mb_s=mb_s)
     job = make_job(epochs=epochs, simulation=world)
-    values: dict[str, Any] = {"platform": "simulated", "exchange_every": 4, "checkpoint_every": 4, "region_sync": sync}
-    return train(job, configure(job, regions=PAIR, **values), faults=faults).raise_if_failed()
+    values: dict[str, Any] = {
+        "platform": "simulated",
+        "regions": {"region": PAIR, "exchange_every": 4, "sync": sync},
+        "checkpoint_every": 4,
+    }
+    return train(job, configure(job, **values), faults=faults).raise_if_failed()
 
 
 def plans(result: Result, rank: int = 0) -> list[str]:

@@ -48,9 +48,13 @@ def trained(monkeypatch: pytest.MonkeyPatch, policy: str, kind: str, damage: Dam
 
     monkeypatch.setattr(MemoryChannel, "__init__", make)
     job = make_job(epochs=1, simulation=SLOW_WORLD)
-    values: dict[str, Any] = {"platform": "simulated", "exchange_every": 3, "checkpoint_every": 4, "region_sync": policy}
+    values: dict[str, Any] = {
+        "platform": "simulated",
+        "regions": {"region": TWO, "exchange_every": 3, "sync": policy},
+        "checkpoint_every": 4,
+    }
     try:
-        result = train(job, configure(job, regions=TWO, **values))
+        result = train(job, configure(job, **values))
     except EphemeronError as e:
         return happened, kinds, "", str(e)
     if not result.finished:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training_runs import make_job
+from training_runs import combined, make_job
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.channels.parameter_server import MemoryParameterServer
@@ -28,7 +28,7 @@ from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.launching.launch import LaunchRequest
 from ephemeron.training.driver.records import read_result
 from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Configuration, RunRegion, load_job
+from ephemeron.training.job import Configuration, RegionOptions, RunRegion, load_job
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -71,13 +71,13 @@ def regions_with_samples(folder: Path, **overrides: Any) -> tuple[Result, dict[s
     found = {name: own_samples(folder, name, seed=i) for i, name in enumerate(("near", "far"))}
     groups = tuple(RunRegion(name=name, workers=2, batch_size=6, data=data) for name, (data, _) in found.items())
     job = make_job(epochs=3)
-    configuration = configure(job, regions=groups, **{"platform": "simulated", "exchange_every": 3, **overrides})
+    configuration = configure(job, **combined({"platform": "simulated", "regions": {"region": groups, "exchange_every": 3}}, overrides))
     return train(job, configuration), {name: markers for name, (_, markers) in found.items()}
 
 
 @pytest.mark.parametrize(("sync", "compression"), [pytest.param(*p, marks=[pytest.mark.slow] if p[0] != "sma" else []) for p in POLICIES])
 def test_no_byte_of_a_sample_leaves_its_region(sync: str, compression: str, tmp_path: Path, stores: list[tuple[str, bytes]]) -> None:
-    result, samples = regions_with_samples(tmp_path, region_sync=sync, region_compression=compression)
+    result, samples = regions_with_samples(tmp_path, regions={"sync": sync, "compression": compression})
     assert result.finished
     run = result.summary.run_id
     shared = [data for key, data in stores if key.startswith(f"{run}/")]
@@ -142,8 +142,8 @@ def test_no_byte_of_a_sample_crosses_a_connection_between_regions(tmp_path: Path
         listens = {"near": {"listen": f"127.0.0.1:{proxy.behind}", "endpoint": f"127.0.0.1:{proxy.port}"}, "far": {}}
         groups = tuple(RunRegion(name=name, workers=1, batch_size=6, data=data, **listens[name]) for name, (data, _) in found.items())
         job = make_job(epochs=3)
-        values = {"region_sync": "diloco", "region_communicator": "tcp", "exchange_every": 3}
-        result = train(job, configure(job, regions=groups, platform="local", **values))
+        values = {"region": groups, "sync": "diloco", "communicator": "tcp", "exchange_every": 3}
+        result = train(job, configure(job, platform="local", regions=values))
         assert result.finished
         near, far = result.summary.regions
         parameters = 4 * sum(tensor.numel() for tensor in result.state_dict().values())
@@ -166,7 +166,7 @@ def test_a_region_without_samples_of_its_own_shares_those_of_the_job(tmp_path: P
     data, _ = own_samples(tmp_path, "near", seed=0)
     groups = (RunRegion(name="near", workers=1, batch_size=6, data=data), RunRegion(name="far", workers=1, batch_size=24))
     job = make_job(epochs=1)
-    result = train(job, configure(job, regions=groups, platform="simulated", exchange_every=3))
+    result = train(job, configure(job, regions={"region": groups, "exchange_every": 3}, platform="simulated"))
     started = next(e for e in events_of(result.folder) if isinstance(e, RunStarted))
     near, far = started.groups
     assert near.samples == 38
@@ -184,26 +184,26 @@ def test_samples_that_cannot_be_read_are_refused_with_the_name_of_the_region(dat
     groups = (RunRegion(name="near", workers=1, data=data), RunRegion(name="far", workers=1))
     job = make_job(epochs=1)
     with pytest.raises(JobError, match=match):
-        train(job, configure(job, regions=groups, platform="simulated", exchange_every=3))
+        train(job, configure(job, regions={"region": groups, "exchange_every": 3}, platform="simulated"))
 
 
 def test_regions_with_more_iterations_exchange_after_more_of_them() -> None:
     groups = (RunRegion(name="slow", workers=1), RunRegion(name="fast", workers=1), RunRegion(name="own", workers=1, exchange_every=7))
-    c = Configuration(regions=groups, exchange_every=10)
+    c = Configuration(regions=RegionOptions(region=groups, exchange_every=10))
     assert matched_every(c, [100, 400, 200]) == [10, 40, 7]
-    assert matched_every(dataclasses.replace(c, region_sync="asgd"), [100, 400, 200]) == [1, 1, 1]
+    assert matched_every(dataclasses.replace(c, regions=dataclasses.replace(c.regions, sync="asgd")), [100, 400, 200]) == [1, 1, 1]
 
 
 def test_a_region_gets_the_credentials_that_it_names_and_no_other_region_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEAR_AWS_ACCESS_KEY_ID", "key of near")
     groups = (RunRegion(name="near", workers=1, credentials="NEAR"), RunRegion(name="far", workers=1))
     job = make_job(epochs=1)
-    ready = prepared_groups(LaunchRequest(job=job, configuration=configure(job, regions=groups, platform="local")))
+    ready = prepared_groups(LaunchRequest(job=job, configuration=configure(job, regions={"region": groups}, platform="local")))
     assert [member.secrets for member in ready.members] == [{"AWS_ACCESS_KEY_ID": "key of near"}, {}]
     assert b"key of near" not in ready.spec.to_bytes()
     monkeypatch.delenv("NEAR_AWS_ACCESS_KEY_ID")
     with pytest.raises(JobError, match="region near: no environment variable begins with NEAR_"):
-        prepared_groups(LaunchRequest(job=job, configuration=configure(job, regions=groups, platform="local")))
+        prepared_groups(LaunchRequest(job=job, configuration=configure(job, regions={"region": groups}, platform="local")))
 
 
 @pytest.mark.slow

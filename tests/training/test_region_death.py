@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from test_daemon_death import processes_of
-from training_runs import make_job
+from training_runs import combined, make_job
 
 from ephemeron.events import Event, Loaded, Progress, RunStarted
 from ephemeron.regions.driver.region_events import members_of
@@ -66,19 +66,19 @@ class RegionKiller:
 
 def trained(platform: str, kill: RegionKiller | None = None, **overrides: Any) -> Result:
     job = make_job(epochs=2, **({} if kill is None else {"model": kill.model}))
-    listen = "127.0.0.1:0" if overrides.get("region_communicator") == "tcp" else ""
+    listen = "127.0.0.1:0" if overrides.get("regions", {}).get("communicator") == "tcp" else ""
     groups = (
         RunRegion(name="near", workers=1, batch_size=24, share=1, listen=listen),
         RunRegion(name="far", workers=2, batch_size=12, share=1),
     )
-    values = {"platform": platform, "exchange_every": EVERY, "checkpoint_every": EVERY, **overrides}
-    return train(job, configure(job, regions=groups, **values), on_event=kill)
+    values = {"platform": platform, "regions": {"region": groups, "exchange_every": EVERY}, "checkpoint_every": EVERY}
+    return train(job, configure(job, **combined(values, overrides)), on_event=kill)
 
 
 def test_a_region_that_dies_twice_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
-    values = {"region_sync": "diloco", "region_compression": "int4"}
+    values = {"regions": {"sync": "diloco", "compression": "int4"}}
     kill = RegionKiller(tmp_path / "gate", 6, 14)
-    result = trained("local", kill, region_communicator="tcp", **values)
+    result = trained("local", kill, **combined(values, {"regions": {"communicator": "tcp"}}))
     assert result.finished
     assert result.summary.weights_sha256 == trained("simulated", **values).summary.weights_sha256
     assert [count >= 3 for _, count in kill.killed] == [True, True], "both functions and the daemon"
@@ -88,7 +88,7 @@ def test_a_region_that_dies_twice_leaves_the_weights_as_they_are(tmp_path: Path)
 
 def test_regions_under_an_asynchronous_policy_agree_though_one_dies(tmp_path: Path) -> None:
     kill = RegionKiller(tmp_path / "gate", 7)
-    result = trained("local", kill, region_sync="asgd-ga:staleness=1")
+    result = trained("local", kill, regions={"sync": "asgd-ga:staleness=1"})
     assert result.finished
     assert len(kill.back) == 1
     assert kill.killed[0][0] - kill.back[0] <= 2 * EVERY

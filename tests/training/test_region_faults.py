@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from training_runs import WORLD, make_job
+from training_runs import WORLD, combined, make_job
 
 from ephemeron.events import Progress, RegionExchanged
 from ephemeron.functions.world import RegionBlackout
@@ -34,8 +34,8 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(*, dark: tuple[RegionBlackout, ...] = (), groups: Any = THREE, epochs: int = 2, **overrides: Any) -> Result:
     job = make_job(epochs=epochs, simulation=dataclasses.replace(SLOW_WORLD, region_blackouts=dark))
-    values = {"platform": "simulated", "exchange_every": 3, "checkpoint_every": 4, **overrides}
-    return train(job, configure(job, regions=groups, **values))
+    values = {"platform": "simulated", "regions": {"region": groups, "exchange_every": 3}, "checkpoint_every": 4}
+    return train(job, configure(job, **combined(values, overrides)))
 
 
 def times(result: Result, rank: int) -> dict[int, float]:
@@ -50,9 +50,9 @@ def exchanges(result: Result, rank: int) -> dict[int, float]:
 
 
 def test_a_blackout_of_30_s_costs_the_other_regions_nothing() -> None:
-    undisturbed = trained(region_sync="ama:staleness=1000")
+    undisturbed = trained(regions={"sync": "ama:staleness=1000"})
     begin = exchanges(undisturbed, 3)[6]
-    disturbed = trained(region_sync="ama:staleness=1000", dark=(RegionBlackout(region="far", start_s=begin, seconds=30),))
+    disturbed = trained(regions={"sync": "ama:staleness=1000"}, dark=(RegionBlackout(region="far", start_s=begin, seconds=30),))
     for rank in (0, 2):
         before, after = times(undisturbed, rank), times(disturbed, rank)
         last = max(before) - 1  # the exchange at the end waits for all regions
@@ -62,10 +62,10 @@ def test_a_blackout_of_30_s_costs_the_other_regions_nothing() -> None:
 
 
 def test_a_blackout_changes_no_weights_of_synchronous_policies_and_ends_when_the_region_is_reached() -> None:
-    undisturbed = trained(region_sync="diloco")
+    undisturbed = trained(regions={"sync": "diloco"})
     begin = exchanges(undisturbed, 3)[6]
     dark = RegionBlackout(region="far", start_s=begin, seconds=30)
-    disturbed = trained(region_sync="diloco", dark=(dark,))
+    disturbed = trained(regions={"sync": "diloco"}, dark=(dark,))
     assert disturbed.summary.weights_sha256 == undisturbed.summary.weights_sha256
     first = min(t for t in exchanges(disturbed, 3).values() if t >= begin + 30)
     assert first <= begin + 30 + 10
@@ -74,6 +74,6 @@ def test_a_blackout_changes_no_weights_of_synchronous_policies_and_ends_when_the
 
 def test_fifty_regions_train_one_model() -> None:
     groups = tuple(RunRegion(name=f"region-{i}", workers=1, batch_size=8) for i in range(50))
-    result = trained(groups=groups, epochs=1, region_sync="diloco", exchange_every=2)
+    result = trained(groups=groups, epochs=1, regions={"sync": "diloco", "exchange_every": 2})
     assert result.finished
     assert {s.weights_sha256 for place in members_of(result.folder) if (s := read_result(place))} == {result.summary.weights_sha256}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from test_daemon_death import processes_of
-from training_runs import WORLD, make_job
+from training_runs import WORLD, combined, make_job
 
 from ephemeron.errors import JobError, PlatformError, UserError
 from ephemeron.events import Event, Note, Progress, RegionAdded, RegionExchanged, RegionLeft, Started
@@ -69,8 +69,8 @@ def trained(*, faults: Sequence[Fault] = (), **overrides: Any) -> Result:
     compute = WORLD.compute
     assert compute is not None
     job = make_job(epochs=3, simulation=dataclasses.replace(WORLD, compute=dataclasses.replace(compute, a=200.0)))
-    values = {"platform": "simulated", "exchange_every": 4, "checkpoint_every": 4, "regions": GROUPS, **overrides}
-    return train(job, configure(job, **values), faults=faults)
+    values = {"platform": "simulated", "regions": {"exchange_every": 4, "region": GROUPS}, "checkpoint_every": 4}
+    return train(job, configure(job, **combined(values, overrides)), faults=faults)
 
 
 def computed(events: list[Event], rank: int) -> dict[int, float]:
@@ -86,7 +86,7 @@ def all_agree(result: Result) -> bool:
 @pytest.mark.parametrize(("sync", "compression"), POLICIES)
 def test_a_region_that_is_started_late_joins(sync: str, compression: str, late: list[str]) -> None:
     late += ["far", "far"]
-    result = trained(region_sync=sync, region_compression=compression)
+    result = trained(regions={"sync": sync, "compression": compression})
     assert result.finished
     assert all_agree(result)
     events = list(events_of(result.folder))
@@ -101,9 +101,9 @@ def test_a_region_that_is_started_late_joins(sync: str, compression: str, late: 
 
 
 def test_no_region_waits_for_one_that_joins(late: list[str]) -> None:
-    alone = computed(list(events_of(trained(regions=GROUPS[:2], region_sync="sma").folder)), NEAR)
+    alone = computed(list(events_of(trained(regions={"region": GROUPS[:2], "sync": "sma"}).folder)), NEAR)
     late.append("far")
-    events = list(events_of(trained(region_sync="sma").folder))
+    events = list(events_of(trained(regions={"sync": "sma"}).folder))
     near, first = computed(events, NEAR), min(computed(events, FAR))
 
     def longest(times: dict[int, float], last: int) -> float:
@@ -119,7 +119,7 @@ def test_a_region_leaves_and_the_others_go_on(sync: str, leaver: str, monkeypatc
         self.leaves = self._name == leaver and self._lifecycle.now() > 15.0
 
     monkeypatch.setattr(Admissions, "_look", look)
-    result = trained(region_sync=sync)
+    result = trained(regions={"sync": sync})
     assert result.finished
     events = list(events_of(result.folder))
     [left] = [event for event in events if isinstance(event, RegionLeft)]
@@ -170,8 +170,8 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(t
     monkeypatch.setattr(late_regions, "RETRY_S", (0.2, 1.0))
     groups = (RunRegion(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"), RunRegion(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
-    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "regions": groups}
-    configuration = configure(job, region_sync="diloco", region_communicator="tcp", **values)
+    values = {"platform": "local", "regions": {"exchange_every": 4, "region": groups}, "checkpoint_every": 8}
+    configuration = configure(job, **combined(values, {"regions": {"sync": "diloco", "communicator": "tcp"}}))
     result = train(job, configuration, on_event=gate)
     assert result.finished
     assert gate.killed
@@ -185,7 +185,7 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(t
 
 def test_a_region_of_direct_links_joins_though_one_of_its_functions_is_killed_after_that(late: list[str]) -> None:
     late.append("far")
-    result = trained(region_sync="sma", channel="direct", faults=[Fault(kind="kill", rank=FAR + 1, iteration=30, phase="compute")])
+    result = trained(regions={"sync": "sma"}, channel="direct", faults=[Fault(kind="kill", rank=FAR + 1, iteration=30, phase="compute")])
     assert result.finished
     assert all_agree(result)
     events = list(events_of(result.folder))
@@ -208,7 +208,7 @@ def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(tmp_
     monkeypatch.setattr(late_regions, "RETRY_S", (0.2, 0.5))
     groups = (RunRegion(name="near", workers=1, batch_size=12), RunRegion(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
-    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "regions": groups}
+    values = {"platform": "local", "regions": {"exchange_every": 4, "region": groups}, "checkpoint_every": 8}
     result = train(job, configure(job, **values), on_event=gate)
     assert result.finished
     assert asked[0] == 4
@@ -221,7 +221,7 @@ def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(tmp_
     assert hashes == [result.summary.weights_sha256] * 2
     asked[0] = 0
     with pytest.raises(JobError, match="is not deployed"):
-        train(job, configure(job, **values, least_regions=2))
+        train(job, configure(job, **combined(values, {"regions": {"least_regions": 2}})))
 
 
 def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_killed(tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_kil
 
     groups = (RunRegion(name="near", workers=1, batch_size=12), RunRegion(name="mid", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
-    values = {"platform": "local", "exchange_every": 4, "checkpoint_every": 8, "regions": groups}
-    result = train(job, configure(job, region_sync="diloco", **values), on_event=on_event)
+    values = {"platform": "local", "regions": {"exchange_every": 4, "region": groups}, "checkpoint_every": 8}
+    result = train(job, configure(job, **combined(values, {"regions": {"sync": "diloco"}})), on_event=on_event)
     asking[0].join()
     assert result.finished
     no_run, nowhere, near, far, again = said
@@ -267,6 +267,6 @@ def test_a_region_that_the_run_does_not_know_joins_it_though_its_function_is_kil
     assert all_agree(result)
     assert [region.name for region in result.summary.regions] == ["near", "mid", "far"]
     assert [region.started.name for region in region_activities(events)] == ["near", "mid", "far"]
-    assert str(open_run("last")[2].configuration.groups[2].name) == "far"
+    assert str(open_run("last")[2].configuration.regions.region[2].name) == "far"
     with pytest.raises(UserError, match="is not running"):
         join("last", "other", file)

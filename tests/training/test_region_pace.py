@@ -51,7 +51,7 @@ def together(parts: Sequence[float], sync: str) -> Result:
         for i, (part, power) in enumerate(zip(parts, POWERS, strict=True))
     )
     job = make_job(epochs=2, simulation=WORLD, evaluate_every="2 epochs")
-    c = configure(job, regions=groups, platform="simulated", region_sync=sync, exchange_every=5, batch_size=8)
+    c = configure(job, regions={"region": groups, "sync": sync, "exchange_every": 5}, platform="simulated", batch_size=8)
     result = train(job, c)
     assert result.finished
     return result

@@ -33,8 +33,8 @@ def trained(*, faults: Any = ()) -> Result:
     compute = WORLD.compute
     assert compute is not None
     job = make_job(epochs=1, simulation=dataclasses.replace(WORLD, compute=dataclasses.replace(compute, a=400.0)))
-    values = {"platform": "simulated", "exchange_every": 10, "checkpoint_every": 7, "regions": GROUPS}
-    return train(job, configure(job, region_sync=SYNC, **values), faults=faults)
+    values = {"platform": "simulated", "regions": {"exchange_every": 10, "region": GROUPS, "sync": SYNC}, "checkpoint_every": 7}
+    return train(job, configure(job, **values), faults=faults)
 
 
 def hashes(result: Result) -> set[str | None]:

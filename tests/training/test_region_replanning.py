@@ -147,8 +147,8 @@ def test_train_plans_anew_by_itself_when_a_region_slows_down_and_when_that_is_ov
         RunRegion(name="steady", workers=2, batch_size=12, memory_mb=1769),
         RunRegion(name="grows", workers=2, most_workers=6, batch_size=12, memory_mb=1769),
     )
-    c = configure(job, platform="simulated", regions=groups, exchange_every=5, region_sync="sma")
-    result = train(job, dataclasses.replace(c, region_replan_every_s=2.0))
+    c = configure(job, platform="simulated", regions={"region": groups, "exchange_every": 5, "sync": "sma"})
+    result = train(job, dataclasses.replace(c, regions=dataclasses.replace(c.regions, replan_every_s=2.0)))
     assert result.finished
     events = list(events_of(result.folder))
     asked = [event for event in events if isinstance(event, RegionReplanned)]
@@ -220,8 +220,8 @@ def test_functions_are_given_back_while_the_run_goes_on(monkeypatch: pytest.Monk
     monkeypatch.setattr(replanning, "online_plan", planned)
     groups = (RunRegion(name="slow", workers=1, batch_size=12), RunRegion(name="fast", workers=4, batch_size=3))
     job = make_job(epochs=3)
-    c = configure(job, platform="simulated", regions=groups, exchange_every=5, checkpoint_every=4, region_sync="diloco")
-    result = train(job, dataclasses.replace(c, region_replan_every_s=1.0))
+    c = configure(job, platform="simulated", regions={"region": groups, "exchange_every": 5, "sync": "diloco"}, checkpoint_every=4)
+    result = train(job, dataclasses.replace(c, regions=dataclasses.replace(c.regions, replan_every_s=1.0)))
     assert result.finished
     [plan] = plans
     assert plan is not None

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from training_runs import make_job
+from training_runs import combined, make_job
 
 from ephemeron.events import FaultFired
 from ephemeron.runs.folders import events_of
@@ -24,18 +24,22 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(platform: str, *, faults: Any = (), **overrides: Any) -> Result:
     job = make_job(epochs=2)
-    listen = "127.0.0.1:0" if overrides.get("region_communicator") == "tcp" else ""
+    listen = "127.0.0.1:0" if overrides.get("regions", {}).get("communicator") == "tcp" else ""
     groups = (
         RunRegion(name="near", workers=1, batch_size=24, share=2, listen=listen),
         RunRegion(name="far", workers=1, batch_size=12, share=1),
     )
-    values = {"platform": platform, "exchange_every": 5, "checkpoint_every": 4, "region_sync": "diloco:fragments=2,delay=2", **overrides}
-    return train(job, configure(job, regions=groups, **values), faults=faults)
+    values = {
+        "platform": platform,
+        "regions": {"region": groups, "exchange_every": 5, "sync": "diloco:fragments=2,delay=2"},
+        "checkpoint_every": 4,
+    }
+    return train(job, configure(job, **combined(values, overrides)), faults=faults)
 
 
 def test_weights_over_tcp_are_those_of_the_store_though_leaders_are_killed() -> None:
     faults = [Fault(kind="kill", rank=0, iteration=12, phase="wait"), Fault(kind="kill", rank=1, iteration=7, phase="compute")]
-    killed = trained("local", region_communicator="tcp", faults=faults)
+    killed = trained("local", regions={"communicator": "tcp"}, faults=faults)
     assert killed.finished
     events = events_of(killed.folder)
     assert sum(isinstance(event, FaultFired) for event in events) == 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
-from training_runs import WORLD, make_job
+from training_runs import WORLD, combined, make_job
 
 from ephemeron.cli.main import main
 from ephemeron.cli.progress import Display
@@ -62,14 +62,14 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(*, faults: Any = (), groups: Any = PAIR, **overrides: Any) -> Result:
     job = make_job(epochs=3)
-    values = {"platform": "simulated", "exchange_every": 5, "checkpoint_every": 4, **overrides}
-    return train(job, configure(job, regions=groups, **values), faults=faults)
+    values = {"platform": "simulated", "regions": {"region": groups, "exchange_every": 5}, "checkpoint_every": 4}
+    return train(job, configure(job, **combined(values, overrides)), faults=faults)
 
 
 @cache
 def undisturbed(sync: str, compression: str) -> ResultSummary:
     """Of a run to which nothing happens, whose regions agree in the end."""
-    result = trained(region_sync=sync, region_compression=compression)
+    result = trained(regions={"sync": sync, "compression": compression})
     assert result.finished
     hashes = {summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))}
     assert hashes == {result.summary.weights_sha256}
@@ -100,7 +100,7 @@ def test_weights_of_synchronous_policies_are_the_same_whichever_functions_are_ki
         for rank in range(3)
         for attempt, phase in enumerate(("wait", "aggregate", "download", "compute", "upload"))
     ]
-    disturbed = trained(faults=faults, region_sync=sync, region_compression=compression)
+    disturbed = trained(faults=faults, regions={"sync": sync, "compression": compression})
     fired = [event for event in events_of(disturbed.folder) if isinstance(event, FaultFired)]
     assert len(fired) >= 5, "rank 0 alone is killed in every phase"
     assert disturbed.summary.weights_sha256 == undisturbed(sync, compression).weights_sha256
@@ -110,7 +110,7 @@ def test_weights_of_synchronous_policies_are_the_same_whichever_functions_are_ki
 @pytest.mark.parametrize("sync", ["asgd-ga:staleness=2", "ama"])
 def test_regions_under_asynchronous_policies_agree_though_functions_are_killed(sync: str) -> None:
     faults = [Fault(kind="kill", rank=rank, iteration=4 + 5 * rank, phase="wait") for rank in range(3)]
-    result = trained(faults=faults, region_sync=sync)
+    result = trained(faults=faults, regions={"sync": sync})
     assert result.finished
     hashes = {summary.weights_sha256 for place in members_of(result.folder) if (summary := read_result(place))}
     assert len(hashes) == 1
@@ -120,25 +120,25 @@ def test_regions_under_asynchronous_policies_agree_though_functions_are_killed(s
 def test_no_region_is_further_ahead_than_its_staleness_limit() -> None:
     slow = [Fault(kind="delay", rank=2, factor=30.0)]
     for limit in (1, 3):
-        result = trained(region_sync=f"asgd:staleness={limit}", exchange_every=1, faults=slow)
+        result = trained(regions={"sync": f"asgd:staleness={limit}", "exchange_every": 1}, faults=slow)
         ahead = [event.staleness for event in exchanged(result, 0)]
         assert max(ahead) == limit
 
 
 @pytest.mark.slow
 def test_fewer_bytes_are_sent_with_compression() -> None:
-    plain = trained(region_sync="diloco", region_compression="none").summary.regions[0].wan_bytes_sent
+    plain = trained(regions={"sync": "diloco", "compression": "none"}).summary.regions[0].wan_bytes_sent
     assert undisturbed("diloco", "int4").regions[0].wan_bytes_sent < plain / 3
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"region_sync": "gossip"}, "asgd, asgd-ga, ama, sma or diloco"),
-        ({"region_sync": "sma:lr=1"}, "'lr' is no option of sma"),
-        ({"region_sync": "sma", "region_compression": "int4"}, "is not for sma, which sends parameters"),
-        ({"region_sync": "diloco:delay=5"}, "a delay of 5 is not below 5"),
-        ({"region_sync": "diloco", "region_compression": "topk:2"}, "'2' is no share"),
+        ({"regions": {"sync": "gossip"}}, "asgd, asgd-ga, ama, sma or diloco"),
+        ({"regions": {"sync": "sma:lr=1"}}, "'lr' is no option of sma"),
+        ({"regions": {"sync": "sma", "compression": "int4"}}, "is not for sma, which sends parameters"),
+        ({"regions": {"sync": "diloco:delay=5"}}, "a delay of 5 is not below 5"),
+        ({"regions": {"sync": "diloco", "compression": "topk:2"}}, "'2' is no share"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], said: str) -> None:
@@ -200,7 +200,7 @@ PROFILE = Profile(
 def described(tmp_path: Path, job: Job, text: str = DEVICES, **options: Any) -> list[GroupStarted]:
     """The regions of a run, as its first event would have them."""
     (tmp_path / "regions.toml").write_text(text)
-    c = configure(job, regions=tmp_path / "regions.toml", batch_size=4, **options)
+    c = configure(job, regions={"file": tmp_path / "regions.toml", **options}, batch_size=4)
     return prepared_groups(LaunchRequest(job=job, configuration=c)).described()
 
 
@@ -215,7 +215,7 @@ def test_a_launch_predicts_epochs_from_the_model_of_the_simulator(tmp_path: Path
     assert shanghai.predicted_waiting_share == pytest.approx(1 - slow_s / fast_s)
     assert chongqing.predicted_waiting_share == 0
     assert shanghai.predicted_epoch_usd == pytest.approx(12 * 1769 / 1024 * fast_s * shanghai.prices["gb_second_usd"])
-    every = described(tmp_path, job, region_plan="all")
+    every = described(tmp_path, job, plan="all")
     assert [g.workers for g in every] == [12, 12]
     assert every[1].predicted_waiting_share == pytest.approx(1 - 0.666 / 0.973), "what its plan saves"
 
@@ -242,7 +242,7 @@ def test_a_run_of_a_file_of_regions_starts_and_tells_its_plan(tmp_path: Path) ->
     (tmp_path / "regions.toml").write_text(DEVICES)
     lines = io.StringIO()
     job, display = make_job(), Display(Console(file=lines, width=300))
-    c = configure(job, regions=tmp_path / "regions.toml", batch_size=24, exchange_every=2)
+    c = configure(job, regions={"file": tmp_path / "regions.toml", "exchange_every": 2}, batch_size=24)
     result = train(job, c, on_event=display.on_event).raise_if_failed()
     assert [group.workers for group in result.summary.regions] == [12, 8]
     begun = next(e for e in events_of(result.folder) if isinstance(e, RunStarted))
@@ -276,7 +276,7 @@ def test_functions_of_this_machine_are_those_of_a_written_plan(tmp_path: Path) -
 
 def test_the_function_train_takes_a_file_of_regions_and_its_plan(tmp_path: Path) -> None:
     (tmp_path / "regions.toml").write_text(DEVICES.replace("cores = 12", "cores = 3"))
-    result = train(make_job(), regions=tmp_path / "regions.toml", region_plan="all", exchange_every=5, batch_size=24)
+    result = train(make_job(), regions={"file": tmp_path / "regions.toml", "plan": "all", "exchange_every": 5}, batch_size=24)
     assert [group.workers for group in result.summary.regions] == [3, 3]
 
 
@@ -288,4 +288,4 @@ def test_a_plan_that_is_unknown_is_refused_on_the_command_line(tmp_path: Path) -
     assert "'most' is not one of 'match', 'cheapest', 'fastest', 'all'" in done.output
     done = CliRunner().invoke(main, [*arguments, "cheapest"])
     assert done.exit_code == 2
-    assert "region_plan = 'cheapest' has nothing to plan: all regions have workers" in done.output
+    assert "regions.plan = 'cheapest' has nothing to plan: all regions have workers" in done.output

@@ -39,12 +39,10 @@ def trained(sync: str, compression: str, *, store_s: float, faults: Any = (), ch
     job = make_job(epochs=2, simulation=world)
     values = {
         "platform": "simulated",
-        "exchange_every": 5,
+        "regions": {"region": GROUPS, "exchange_every": 5, "sync": sync, "compression": compression},
         "checkpoint_every": checkpoint_every,
-        "region_sync": sync,
-        "region_compression": compression,
     }
-    return train(job, configure(job, regions=GROUPS, **values), faults=faults).raise_if_failed()
+    return train(job, configure(job, **values), faults=faults).raise_if_failed()
 
 
 def exchanges(result: Result) -> list[RegionExchanged]:

@@ -355,7 +355,7 @@ def test_a_divided_model_starts_from_weights_and_is_put_together(run: ephemeron.
         init=tmp_path / "start.safetensors",
         optimizer=Target(target="SGD", options={"lr": 0.0}),
     )
-    c = ephemeron.configure(job, platform="simulated", stages=2, replicas=1, batch_size=200)
+    c = ephemeron.configure(job, platform="simulated", stages={"count": 2, "replicas": 1}, batch_size=200)
     model = ephemeron.train(job, c).model()
     assert {n: t.tolist() for n, t in model.state_dict().items()} == {n: t.tolist() for n, t in run.state_dict().items()}
 

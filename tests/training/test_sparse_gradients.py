@@ -24,7 +24,7 @@ def job(**options):
 )
 def test_sparse_contributions_give_the_weights_of_dense_ones(how):
     settings = {"workers": 3, "batch_size": 20, **how}
-    dense, sparse = (real(job(), compression=compression, **settings) for compression in ("none", "sparse"))
+    dense, sparse = (real(job(), exchange={"compression": compression}, **settings) for compression in ("none", "sparse"))
     assert dense.ending.status == sparse.ending.status == "finished"
     assert sparse.sha == dense.sha
     if how.get("channel") != "direct":
@@ -50,7 +50,7 @@ def _numbers(array):
 
 @pytest.mark.parametrize("phase", ["aggregate", "upload"])
 def test_a_kill_changes_nothing(phase):
-    settings = {"workers": 3, "batch_size": 20, "compression": "sparse", "checkpoint_every": 5}
+    settings = {"workers": 3, "batch_size": 20, "exchange": {"compression": "sparse"}, "checkpoint_every": 5}
     killed = real(job(), faults=[parse_fault(f"kill:rank=1,iteration=13,phase={phase}")], **settings)
     assert killed.of(FaultFired)
     assert killed.sha == real(job(), **settings).sha

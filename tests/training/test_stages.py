@@ -26,7 +26,7 @@ from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.launching.prepare import prepare
 from ephemeron.training.driver.run_driver import RunDriver
 from ephemeron.training.driver.supervisor import Replace
-from ephemeron.training.job import Target, parse_fault
+from ephemeron.training.job import ExchangeOptions, StageOptions, Target, parse_fault
 
 SHAPE = {"batch_size": 120, "checkpoint_every": 3}
 """12 iterations; 6 with two replicas."""
@@ -42,13 +42,14 @@ def one_thread():
 
 
 @cache
-def prepared(stages=2, replicas=1, micro_batches=1, model="tiny:mlp", options=(), function_timeout_s=900.0, **more):
+def prepared(
+    stages=2, replicas=1, micro_batches=1, schedule=None, recompute=False, model="tiny:mlp", options=(), function_timeout_s=900.0, **more
+):
     job = make_job(dtype="float64", model=Target(target=model, options=dict(options)))
     c = configuration(
         **{**SHAPE, **more},
-        stages=stages,
+        stages=StageOptions(count=stages, micro_batches=micro_batches, schedule=schedule, recompute=recompute),
         workers=stages * replicas,
-        micro_batches=micro_batches,
         aggregators=min(2, replicas),
         function_timeout_s=function_timeout_s,
     )
@@ -231,9 +232,9 @@ def test_running_statistics_survive_a_kill():
     ("how", "message"),
     [
         ({"sync": "hap"}, "sync 'hap' is not for a model on several functions"),
-        ({"exchange": "parameters"}, "exchange 'parameters' is not for a model on several"),
+        ({"exchange": ExchangeOptions(quantity="parameters")}, "exchange 'parameters' is not for a model on several"),
         ({"model": "tiny:spectral", "options": (("filtered", True),)}, r"parameter filter\.0 .* is torch.complex64"),
-        ({"stages": 9}, "has [0-9]+ pieces, and stages = 9"),
+        ({"stages": 9}, "has [0-9]+ pieces, and stages.count = 9"),
     ],
     ids=str,
 )
@@ -253,11 +254,11 @@ def test_a_stage_that_does_not_fit_is_refused_with_what_would():
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"stages": 2, "workers": 3}, "workers = 3 are not stages × replicas"),
-        ({"stages": 2, "replicas": 2, "workers": 2}, "workers = 2 are not stages × replicas = 2 × 2"),
-        ({"micro_batches": 2}, "stages = 1"),
-        ({"stages": 2, "micro_batches": 2, "schedule": "plain"}, "'plain' takes the batch whole"),
-        ({"stages": 2, "replicas": 2, "aggregators": 3}, "aggregators = 3 is more than replicas = 2"),
+        ({"stages": {"count": 2}, "workers": 3}, "workers = 3 are not stages.count × replicas"),
+        ({"stages": {"count": 2, "replicas": 2}, "workers": 2}, "workers = 2 are not stages.count × replicas = 2 × 2"),
+        ({"stages": {"micro_batches": 2}}, "stages.count = 1"),
+        ({"stages": {"count": 2, "micro_batches": 2, "schedule": "plain"}}, "'plain' takes the batch whole"),
+        ({"stages": {"count": 2, "replicas": 2}, "aggregators": 3}, "aggregators = 3 is more than replicas = 2"),
     ],
     ids=str,
 )
@@ -292,8 +293,8 @@ def test_stages_that_a_file_says(tmp_path):
     )
     file = tmp_path / "placement.json"
     file.write_text(plan_to_json(plan))
-    c = configure(job, platform="simulated", placement=str(file), batch_size=120)
-    assert (c.stages, c.workers, c.micro_batches, c.schedule) == (2, 2, 4, "1f1b")
+    c = configure(job, platform="simulated", stages={"placement": str(file)}, batch_size=120)
+    assert (c.stages.count, c.workers, c.stages.micro_batches, c.stages.schedule) == (2, 2, 4, "1f1b")
     ready = prepare(job, c, run_id="run", limits=Limits(), prices=load_prices("objects"))
     run, expected = simulate(ready), whole()
     for name, value in expected.arrays.items():
@@ -302,8 +303,8 @@ def test_stages_that_a_file_says(tmp_path):
 
 
 def test_stages_and_replicas_say_how_many_functions():
-    c = configure(make_job(), platform="simulated", stages=3, replicas=2, micro_batches=4)
-    assert (c.workers, c.replicas, c.aggregators, c.schedule) == (6, 2, 2, "1f1b")
+    c = configure(make_job(), platform="simulated", stages={"count": 3, "replicas": 2, "micro_batches": 4})
+    assert (c.workers, c.stages.replicas, c.aggregators, c.stages.schedule) == (6, 2, 2, "1f1b")
     assert c.global_batch == 32
 
 
@@ -320,7 +321,7 @@ def local(job, faults=(), **how):
 @pytest.mark.slow
 def test_a_real_kill_gives_the_weights_of_the_simulated_run(home):
     job = make_job(dtype="float64", model=Target(target="tiny:mlp", options={"dropout": 0.3}))
-    how = {"stages": 2, "micro_batches": 2, "batch_size": 120, "checkpoint_every": 3}
+    how = {"stages": {"count": 2, "micro_batches": 2}, "batch_size": 120, "checkpoint_every": 3}
     result, events = local(job, ["kill:rank=1,iteration=7,phase=upload"], memory_mb=704, **how)
     assert [e.status for e in events if isinstance(e, Ended)].count("lost") == 1
     expected = undisturbed(stages=2, micro_batches=2, options=(("dropout", 0.3),))
@@ -340,7 +341,7 @@ def test_a_model_too_large_for_one_function_trains_on_four(home):
     how = {"batch_size": 480, "memory_mb": 672}
     with pytest.raises(PlanInfeasible, match=r"at least 71\d MB, its quota is 672 MB; .*split it: --stages 2"):
         local(job, workers=1, **how)
-    result, events = local(job, stages=4, micro_batches=4, **how)
+    result, events = local(job, stages={"count": 4, "micro_batches": 4}, **how)
     assert result.summary.status == "finished"
     assert result.summary.iterations == 3
     assert max(e.peak_memory_mb for e in events if isinstance(e, Ended)) < 672

@@ -10,7 +10,7 @@ from ephemeron.events import FaultFired
 from ephemeron.training.driver.launching.prepare import refuse_contradictions
 from ephemeron.training.job import Configuration, Fault
 
-TWO_LEVELS = {"channel": "direct", "workers": 5, "batch_size": 16, "checkpoint_every": 5, "ranks_per_machine": 2}
+TWO_LEVELS = {"channel": "direct", "workers": 5, "batch_size": 16, "checkpoint_every": 5, "exchange": {"ranks_per_machine": 2}}
 ELEMENTS = 60_000
 """Vectors of this size are not sent whole."""
 
@@ -21,9 +21,9 @@ def undisturbed() -> Run:
 
 
 def test_the_order_of_summation_is_that_of_the_blocks(undisturbed: Run) -> None:
-    flat = synthetic(**{**TWO_LEVELS, "ranks_per_machine": 1}, elements=ELEMENTS)
+    flat = synthetic(**{**TWO_LEVELS, "exchange": {"ranks_per_machine": 1}}, elements=ELEMENTS)
     assert flat.sha != undisturbed.sha  # else nothing here was added up in two levels
-    assert synthetic(**{**TWO_LEVELS, "ranks_per_machine": 5}, elements=ELEMENTS).sha == flat.sha
+    assert synthetic(**{**TWO_LEVELS, "exchange": {"ranks_per_machine": 5}}, elements=ELEMENTS).sha == flat.sha
 
 
 @pytest.mark.parametrize("phase", ["load", "compute", "upload", "wait", "aggregate", "download"])
@@ -54,14 +54,18 @@ def test_pairs_that_cannot_connect_change_no_weight(undisturbed: Run) -> None:
 
 @pytest.mark.slow
 def test_real_gradients_with_rounding() -> None:
-    how = {**TWO_LEVELS, "compression": "int8"}
+    how = {**TWO_LEVELS, "exchange": {"ranks_per_machine": 2, "compression": "int8"}}
     killed = real(**how, faults=[Fault(kind="kill", rank=2, iteration=3, phase="upload")])
     assert killed.sha == real(**how).sha
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"channel": "memory"}, "channel is 'memory'"), ({"sync": "hap"}, "sync is 'hap'"), ({"workers": 4, "stages": 2}, "stages = 2")],
+    [
+        ({"channel": "memory"}, "channel is 'memory'"),
+        ({"sync": "hap"}, "sync is 'hap'"),
+        ({"workers": 4, "stages": {"count": 2}}, "stages.count = 2"),
+    ],
 )
 def test_what_has_no_two_levels_is_refused(options: dict[str, object], said: str) -> None:
     c = Configuration(**{**TWO_LEVELS, **options}).resolved()  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ MODELS = {"gpt_like": WORDS, "gpt_like_bf16": WORDS, "with_batch_norm": {}, "tie
 )
 def test_saved_weights_load_strictly(name: str, stages: int, tmp_path: Path) -> None:
     job = make_job(model=Target(target=f"tiny:{name}"), **MODELS[name])
-    ending = real(job, workers=2, aggregators=1, stages=stages, batch_size=8 if MODELS[name] else 240).ending
+    ending = real(job, workers=2, aggregators=1, stages={"count": stages}, batch_size=8 if MODELS[name] else 240).ending
     assert ending.status == "finished", ending.causes
     path = tmp_path / "weights.safetensors"
     write_weights(path, ending.arrays, ending.final.bf16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ephemeron.testing.flaky import FlakyChannel
 from ephemeron.training.driver.launching.prepare import Prepared, prepare
 from ephemeron.training.driver.run_driver import RunDriver, RunOutcome
 from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target
+from ephemeron.training.job.run_options import merged, nested
 from ephemeron.training.worker.spec import RunSpec
 
 CODE = Path(__file__).parent / "code"
@@ -64,6 +65,11 @@ def make_job(**overrides: Any) -> Job:
         "simulation": WORLD,
     }
     return Job(**{**values, **overrides})
+
+
+def combined(options: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run, with each of `more` in place of its own."""
+    return nested(merged(options, more))
 
 
 def configuration(**overrides: Any) -> Configuration:

@@ -176,7 +176,7 @@ def replan_command(run: str, applies: bool, every_s: float | None, as_json: bool
 
     Regions that would wait for the slowest one give functions back, and get them again when it has become faster. One that has become
     slower grows, up to what its devices have cores for. The samples of an iteration stay as many as they are. To have train do so
-    by itself, write replan_every_s = 60 at the top of regions.toml, or region_replan_every_s in the job's [run].
+    by itself, write replan_every_s = 60 at the top of regions.toml, or [run.regions] replan_every_s in the job.
     """
     import time
 

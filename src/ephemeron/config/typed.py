@@ -78,7 +78,7 @@ class Form:
 
 
 class Partial:
-    """A table with some of the keys of a dataclass, checked as that dataclass is and kept as a mapping."""
+    """A table with some of the keys of a dataclass, checked as that dataclass is and kept as a mapping, and so are tables in it."""
 
     __slots__ = ("cls",)
 
@@ -139,13 +139,26 @@ def _build(cls: type[T], raw: Any, where: str, separator: str) -> T:
     return cls(**values)
 
 
-def _values(cls: type[Any], raw: Mapping[str, Any], where: str, separator: str) -> dict[str, Any]:
-    """Values of the keys that are given, each as its type has it."""
+def _values(cls: type[Any], raw: Mapping[str, Any], where: str, separator: str, *, partial: bool = False) -> dict[str, Any]:
+    """Values of the keys that are given, each as its type has it; if `partial`, tables that may be empty as mappings, too."""
     hints = _hints(cls)
     for key in raw:
         if key not in hints:
             raise JobError(f"{where}: unknown key {key}", remedy=suggest(key, cls))
-    return {key: convert(hints[key], value, f"{where}{separator}{key}") for key, value in raw.items()}
+    found = {}
+    for key, value in raw.items():
+        hint, place = hints[key], f"{where}{separator}{key}"
+        kept = partial and isinstance(value, Mapping) and _may_be_empty(hint)
+        found[key] = _values(hint, value, place, ".", partial=True) if kept else convert(hint, value, place)
+    return found
+
+
+def _may_be_empty(hint: Any) -> bool:
+    """Whether a type is a dataclass whose fields all have defaults."""
+    missing = dataclasses.MISSING
+    return dataclasses.is_dataclass(hint) and all(
+        f.default is not missing or f.default_factory is not missing for f in dataclasses.fields(hint)
+    )
 
 
 _HINTS: dict[type, dict[str, Any]] = {}
@@ -178,7 +191,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             if isinstance(bound, Form) and bound.pattern.fullmatch(value) is None:
                 raise JobError(f"{where} = {_shown(value)} is not known", remedy=f"use {bound.phrase}")
             if isinstance(bound, Partial):
-                value = _values(bound.cls, value, where, ".")
+                value = _values(bound.cls, value, where, ".", partial=True)
         return value
     if origin in (Union, types.UnionType):
         options = get_args(hint)

@@ -126,7 +126,7 @@ class TopK(Codec):
 
 
 def codec_of(text: str) -> Codec:
-    """The codec of a value of `region_compression`.
+    """The codec of a value of `regions.compression`.
 
     Raises:
         JobError: there is no such one.
@@ -142,8 +142,8 @@ def codec_of(text: str) -> Codec:
             share = 0.0
         if 0 < share <= 1:
             return TopK(share, two_bit=name == "topk2")
-        raise JobError(f"region_compression = {text!r}: {rest!r} is no share", remedy=f"write {name}:0.05 to keep 5 % of the values")
-    raise JobError(f"region_compression = {text!r} is not known", remedy="use none, int8, int4, topk:SHARE or topk2:SHARE")
+        raise JobError(f"regions.compression = {text!r}: {rest!r} is no share", remedy=f"write {name}:0.05 to keep 5 % of the values")
+    raise JobError(f"regions.compression = {text!r} is not known", remedy="use none, int8, int4, topk:SHARE or topk2:SHARE")
 
 
 class Feedback:

@@ -42,7 +42,7 @@ class RegionRuns(RunKind):
         return launch_groups(request)
 
     def read_options(self, path: str, plan: RegionPlanMethod | None) -> dict[str, object]:
-        """Options of a run from a file of regions: its regions with the functions that the plan gives them, and how they exchange.
+        """The table `[run.regions]` from a file of regions: its regions with the functions that the plan gives them, and how they exchange.
 
         Args:
             path: of the file.
@@ -57,14 +57,14 @@ class RegionRuns(RunKind):
 
         found, method = planned(load_regions(path), plan)
         return {
-            "regions": groups_of(found),
-            "region_plan": method,
-            "region_store": found.store,
+            "region": groups_of(found),
+            "plan": method,
+            "store": found.store,
             "least_regions": found.least_regions,
-            "region_replan_every_s": found.replan_every_s,
-            "region_communicator": found.communicator,
-            "region_relay": found.relay,
-            "region_authority": found.authority,
+            "replan_every_s": found.replan_every_s,
+            "communicator": found.communicator,
+            "relay": found.relay,
+            "authority": found.authority,
         }
 
     @property

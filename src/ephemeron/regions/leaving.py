@@ -36,7 +36,7 @@ def leave(run_id: str, region: str) -> str:
     if region not in places:
         names = ", ".join(places) or "none"
         raise JobError(f"run {folder.run_id} has no region {region!r}", remedy=f"its regions are {names}")
-    group = next(group for group in spec.configuration.groups if group.name == region)
+    group = next(group for group in spec.configuration.regions.region if group.name == region)
     ended = {name for name, place in places.items() if records.read_result(place) is not None}
     if region in ended:
         raise UserError(f"region {region} of run {folder.run_id} is not running")

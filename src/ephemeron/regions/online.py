@@ -258,20 +258,20 @@ def replan(run_id: str, *, apply: bool) -> OnlinePlan | None:
         UserError: it has no regions, or is not running, or its functions cannot change.
     """
     folder, _, spec = open_run(run_id)
-    places = dict(zip([group.name for group in spec.configuration.groups], members_of(folder), strict=True))
+    places = dict(zip([group.name for group in spec.configuration.regions.region], members_of(folder), strict=True))
     if not places:
         raise JobError(f"run {folder.run_id} has no regions", remedy=f"ephemeron resize {folder.run_id}")
     running = {name: _record(place) for name, place in places.items() if records.read_result(place) is None and place.events.exists()}
     if not running:
         raise UserError(f"run {folder.run_id} is not running")
-    most = {group.name: group.most_workers for group in spec.configuration.groups}
+    most = {group.name: group.most_workers for group in spec.configuration.regions.region}
     found = online_plan(
         [running_region(name, events_of(places[name]), run_spec(record), most=most.get(name, 0)) for name, record in running.items()]
     )
     for change in () if found is None or not apply else found.regions:
         if change.wanted == change.workers:
             continue
-        group = next(group for group in spec.configuration.groups if group.name == change.name)
+        group = next(group for group in spec.configuration.regions.region if group.name == change.name)
         wanted = Resize(workers=change.wanted, batch_size=change.batch_size)
         place, record = places[change.name], running[change.name]
         with environment(variables_of(group.credentials, f"region {change.name}")):

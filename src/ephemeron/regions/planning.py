@@ -129,8 +129,8 @@ def planned(regions: Regions, method: RegionPlanMethod | None = None) -> tuple[R
     if not free:
         if method is not None:
             raise JobError(
-                f"region_plan = '{method}' has nothing to plan: all regions have workers",
-                remedy="leave region_plan, or workers in the file, out",
+                f"regions.plan = '{method}' has nothing to plan: all regions have workers",
+                remedy="leave regions.plan, or workers in the file, out",
             )
         return regions, None
     plannable = all(region.devices for region in regions.region)

@@ -23,7 +23,7 @@ from ephemeron.regions.link_probe import LinkProbeRequest, LinkProbeResult
 from ephemeron.regions.region_files import Region, RegionLink, Regions, credentials_of, groups_of, parse_regions
 from ephemeron.runs.folders import new_run_id
 from ephemeron.training.driver.launching import admission
-from ephemeron.training.job import Configuration
+from ephemeron.training.job import Configuration, RegionOptions
 
 LIFETIME_S = 300.0
 MEMORY_MB = 512
@@ -46,7 +46,7 @@ async def probe_links(regions: Regions, *, nbytes: int) -> tuple[RegionLink, ...
         store, secrets = public_address(regions.store)
         store = store or (folder.resolve() / "objects").as_uri()
         calls = []
-        for index, (region, group) in enumerate(zip(regions.region, c.groups, strict=True)):
+        for index, (region, group) in enumerate(zip(regions.region, c.regions.region, strict=True)):
             variables = {**secrets, **credentials_of(region)}
             stack.enter_context(environment(variables))
             platform, memory_mb = await _opened(stack, region, store, f"{run}-{region.name}", folder, variables)
@@ -86,11 +86,13 @@ def _configuration(regions: Regions) -> Configuration:
     if not regions.store and any(region.platform != "local" for region in regions.region):
         raise JobError("regions on several platforms need a store that all of them reach", remedy="give store")
     c = Configuration(
-        regions=groups_of(regions),
-        region_store=regions.store,
-        region_communicator=regions.communicator,
-        region_relay=regions.relay,
-        region_authority=regions.authority,
+        regions=RegionOptions(
+            region=groups_of(regions),
+            store=regions.store,
+            communicator=regions.communicator,
+            relay=regions.relay,
+            authority=regions.authority,
+        )
     )
     check_network(c)
     return c

@@ -136,7 +136,7 @@ class PayloadHead:
     """What a payload says beside the values."""
 
     codec: str
-    """Value of `region_compression` that it is encoded with."""
+    """Value of `regions.compression` that it is encoded with."""
     seen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By region and fragment, rounds that the sender has applied: it needs them no more."""
     plan: RoundPlan | None = None

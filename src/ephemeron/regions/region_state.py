@@ -33,7 +33,7 @@ class RegionState:
     Args:
         sync: policy of the run.
         names: of the regions, in their order.
-        compression: value of `region_compression`.
+        compression: value of `regions.compression`.
         parameters: before the first iteration, of a replacement any of the same size; 1-D.
         fragments: of the run's schedule.
     """

@@ -115,19 +115,19 @@ class TrialPredictor:
             slower, dearer = self._ratio(values)
             return TrialPrediction(run.seconds * slower, run.cost_usd * dearer)
         platform = next((p for p in self.platforms if p.channel == _channel(c)), None)
-        known = sync_name(c.sync)[0] in ("bsp", "hap") and c.stages == 1 and c.memory_mb and not c.resizes
+        known = sync_name(c.sync)[0] in ("bsp", "hap") and c.stages.count == 1 and c.memory_mb and not c.resize.schedule
         if self.workload is None or platform is None or not known:
             return None
         terms = ExecutionOptions(
             pattern=c.pattern,
             sync=c.sync,
-            compression=c.compression,
+            compression=c.exchange.compression,
             epochs=job.epochs,
             lifetime_s=c.function_timeout_s or None,
             checkpoint_every=c.checkpoint_every,
         )
         p = predict(
-            self.workload.with_local_steps(c.local_steps),
+            self.workload.with_local_steps(c.exchange.local_steps),
             platform,
             terms,
             workers=c.workers,

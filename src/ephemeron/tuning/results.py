@@ -125,7 +125,8 @@ def best_job(file: StudyFile, status: StudyStatus, best: TrialRecord) -> str:
     document["code"] = [str((folder / Path(p).expanduser()).resolve()) for p in document["code"]]
     absolute(document, "init")
     absolute(document.get("data"), "path")
-    absolute(document.get("run"), "placement")
+    absolute(document.get("run", {}).get("stages"), "placement")
+    absolute(document.get("run", {}).get("regions"), "file")
     for logger in document.get("loggers", ()):
         absolute(logger, "folder")
     text = f"# Trial {best.number} of study {status.name}: {status.metric} {best.value!r}, run {best.run}.\n"

@@ -325,7 +325,7 @@ class Study:
         """
         spec = self.file.spec
         job, c = prediction.any_of(self.file)
-        if c.groups:
+        if c.regions.region:
             raise JobError("runs in several regions cannot be tuned", remedy="leave run.regions out of the job")
         data_service.check(spec, job, c)
         if job.sparse is not None:

@@ -9,7 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.training.job import COMPRESSIONS, EXCHANGES, PATTERNS, Configuration, Job, JobLimits, Target, check_limits, sync_name
+from ephemeron.training.job import (
+    COMPRESSIONS,
+    EXCHANGES,
+    PATTERNS,
+    Configuration,
+    ExchangeOptions,
+    Job,
+    JobLimits,
+    Target,
+    check_limits,
+    sync_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +60,8 @@ def test_what_a_pattern_says_of_its_aggregators(pattern, workers, given_k, k):
         ({"function_timeout_s": -0.5}, ["function_timeout_s = -0.5"]),
         ({"platform": "moon"}, ["platform = 'moon'", "local, simulated"]),
         ({"pattern": "ring"}, ["pattern = 'ring'", "k-reduce"]),
-        ({"exchange": "weights"}, ["exchange = 'weights'", "parameters"]),
-        ({"compression": "zip"}, ["compression = 'zip'", "bf16"]),
+        ({"exchange": {"quantity": "weights"}}, ["exchange.quantity = 'weights'", "parameters"]),
+        ({"exchange": {"compression": "zip"}}, ["exchange.compression = 'zip'", "bf16"]),
         ({"sync": "bps"}, ["sync = 'bps'", "bsp, hap, hsp, asp or ssp:N"]),
     ],
     ids=str,
@@ -79,8 +90,7 @@ def test_no_protocols(text):
 configurations = st.builds(
     Configuration,
     pattern=st.sampled_from(PATTERNS),
-    exchange=st.sampled_from(EXCHANGES),
-    compression=st.sampled_from(COMPRESSIONS),
+    exchange=st.builds(ExchangeOptions, quantity=st.sampled_from(EXCHANGES), compression=st.sampled_from(COMPRESSIONS)),
     sync=st.sampled_from(["bsp", "hap", "hsp", "asp", "ssp:2"]),
     workers=st.integers(1, 9),
     aggregators=st.integers(0, 9),
@@ -135,6 +145,6 @@ def job_with(limits):
 
 def test_configurations_are_keys():
     outer = Target(target="SGD", options={"lr": 0.7})
-    a, b = (Configuration(local_steps=4, outer_optimizer=outer).resolved() for _ in range(2))
+    a, b = (Configuration(exchange=ExchangeOptions(local_steps=4, outer_optimizer=outer)).resolved() for _ in range(2))
     assert {a: 1}[b] == 1
-    assert a != Configuration(local_steps=4).resolved()
+    assert a != Configuration(exchange=ExchangeOptions(local_steps=4)).resolved()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from ephemeron.errors import JobError
 from ephemeron.training import configure, train
-from ephemeron.training.job import ComputeModel, Configuration, Job, Target, load_job, parse_job
-from ephemeron.training.job.job_file import FORMER_NAMES
+from ephemeron.training.job import ComputeModel, Configuration, Job, RegionOptions, Target, load_job, parse_job
+from ephemeron.training.job.former_names import FORMER_NAMES
 
 MODEL = 'model = "m:f"\n'
 
@@ -189,42 +190,54 @@ def test_a_file_that_is_no_text(tmp_path):
 
 @pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
 def test_former_names_of_options_are_refused_with_those_of_today(write, former, name):
-    with pytest.raises(JobError, match=rf"job\.toml: run\.{former} is now {name}; write {name}$"):
+    written = f"[[run.{name}]]" if name == "regions.region" else name
+    with pytest.raises(JobError, match=rf"job\.toml: run\.{former} is now {name}; write {re.escape(written)}$"):
         load_job(write(f"{MODEL}[run]\n{former} = 7"))
-    with pytest.raises(JobError, match=f"^{former} is now {name}; write {name}$"):
-        configure(load_job(write(MODEL)), **{former: 7})
+    for options in ({former: 7}, {former: "x"}):
+        with pytest.raises(JobError, match=f"^configuration: {former} is now {name}; write {re.escape(written)}$"):
+            configure(load_job(write(MODEL)), **options)
+        with pytest.raises(JobError, match=f"^options: {former} is now {name}; write"):
+            train(load_job(write(MODEL)), **options)
+        with pytest.raises(JobError, match=rf"^Job: run\.{former} is now {name}; write"):
+            Job(name="j", model="m:f", run=options)
 
 
-TWO = '[[run.regions]]\nname = "near"\nworkers = 2\n\n[[run.regions]]\nname = "far"\nworkers = 1\n'
+@pytest.mark.parametrize(("former", "name"), [("schedule", "resize.schedule"), ("regions", "regions.region")])
+def test_lists_are_in_tables(write, former, name):
+    with pytest.raises(JobError, match=rf"job\.toml: run\.{former} is now {name}; write \[\[run\.{name}\]\]$"):
+        load_job(write(f"{MODEL}[[run.{former}]]\nworkers = 7"))
+
+
+TWO = '[[run.regions.region]]\nname = "near"\nworkers = 2\n\n[[run.regions.region]]\nname = "far"\nworkers = 1\n'
 
 
 def test_regions_are_a_file_or_tables(write):
-    path = write(MODEL + '[run]\nregion_store = "s3://b/x"\n\n' + TWO)
+    path = write(MODEL + '[run.regions]\nstore = "s3://b/x"\n\n' + TWO)
     c = configure(load_job(path))
-    assert [(region.name, region.workers) for region in c.groups] == [("near", 2), ("far", 1)]
-    assert (c.workers, c.region_store) == (3, "s3://b/x")
+    assert [(region.name, region.workers) for region in c.regions.region] == [("near", 2), ("far", 1)]
+    assert (c.workers, c.regions.store) == (3, "s3://b/x")
     other = path.parent / "regions.toml"
     other.write_text("".join(f'[[region]]\nname = "{name}"\nplatform = "local"\nworkers = 3\n' for name in ("east", "west")))
-    given = configure(load_job(path), regions=other)
-    assert [region.name for region in given.groups] == ["east", "west"], "options precede [run]"
+    given = configure(load_job(path), regions={"file": other})
+    assert [region.name for region in given.regions.region] == ["east", "west"], "options precede [run]"
     for wrong, said in (
-        ("3", "should be a path or a list"),
-        ('[{ name = "a" }]', r"regions\[0\]: missing key workers"),
-        ("[3]", r"regions\[0\]"),
+        ("3", "regions.region = 3 should be a list"),
+        ('[{ name = "a" }]', r"region\[0\]: missing key workers"),
+        ("[3]", r"region\[0\]"),
     ):
         with pytest.raises(JobError, match=said):
-            configure(load_job(write(f"{MODEL}[run]\nregions = {wrong}")))
+            configure(load_job(write(f"{MODEL}[run.regions]\nregion = {wrong}")))
 
 
 def test_a_file_of_regions_that_was_not_read_is_refused(write):
     with pytest.raises(JobError, match=r"regions x\.toml was not read; make the configuration with configure"):
-        train(load_job(write(MODEL)), Configuration(regions="x.toml"))
+        train(load_job(write(MODEL)), Configuration(regions=RegionOptions(file="x.toml")))
 
 
 def test_regions_are_relative_to_the_job(write):
-    path = write(MODEL + '[run]\nregions = "regions.toml"')
+    path = write(MODEL + '[run.regions]\nfile = "regions.toml"')
     (path.parent / "regions.toml").write_text("")
-    assert str(load_job(path).run["regions"]) == str(path.parent / "regions.toml")
+    assert str(load_job(path).run["regions"]["file"]) == str(path.parent / "regions.toml")
 
 
 def test_an_address_in_place_of_a_folder_is_named_as_it_was_written(tmp_path: Path) -> None:
@@ -238,9 +251,9 @@ def test_an_address_in_place_of_a_folder_is_named_as_it_was_written(tmp_path: Pa
 def test_paths_in_tables_of_regions_are_relative_to_the_job(write):
     """They were relative to the working folder, as nothing else in a job file is."""
     files = '{ name = "near", workers = 1, prices = "p.toml", certificate = "/c.pem", data = { source = "idx", path = "near" } }'
-    path = write(f'{MODEL}[run]\nregion_authority = "ca.pem"\nregions = [{files}, {{ name = "far", workers = 1 }}]')
-    found, folder = load_job(path).run, path.parent
-    near, far = found["regions"]
-    assert found["region_authority"] == folder / "ca.pem"
+    path = write(f'{MODEL}[run.regions]\nauthority = "ca.pem"\nregion = [{files}, {{ name = "far", workers = 1 }}]')
+    found, folder = load_job(path).run["regions"], path.parent
+    near, far = found["region"]
+    assert found["authority"] == folder / "ca.pem"
     assert (near.prices, near.certificate, near.data.path) == (folder / "p.toml", Path("/c.pem"), folder / "near")
     assert (far.prices, far.certificate_key, far.data) == (None, None, None)

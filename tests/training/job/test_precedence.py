@@ -4,6 +4,7 @@ import pytest
 
 import ephemeron
 from ephemeron.errors import JobError
+from ephemeron.training.job import ExchangeOptions
 from ephemeron.training.job.precedence import give_way
 
 SHIPPED = {"workers": 4, "aggregators": 2, "batch_size": 16}
@@ -46,7 +47,12 @@ def job(**run):
         (SHIPPED, {"pattern": "all-reduce"}, "aggregators = 2", {"aggregators": 1}),
         ({"sync": "hap", "workers": 3}, {"pattern": "parameter-server"}, "sync = hap", {"sync": "bsp", "workers": 3}),
         ({"channel": "s3://b/p"}, {"platform": "simulated"}, "channel = s3://b/p", {"channel": "memory"}),
-        ({"compression": "int8"}, {"exchange": "parameters"}, "compression = int8", {"compression": "none"}),
+        (
+            {"exchange": {"compression": "int8"}},
+            {"exchange": {"quantity": "parameters"}},
+            "exchange.compression = int8",
+            {"exchange": ExchangeOptions(quantity="parameters")},
+        ),
     ],
     ids=lambda v: str(v) if isinstance(v, dict) else "",
 )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import ephemeron
 from ephemeron.config.typed import LARGEST, Bound, Form, Partial, plain
 from ephemeron.errors import JobError
-from ephemeron.training.job import Configuration, Job, load_job
+from ephemeron.training.job import Configuration, ExchangeOptions, Job, RegionOptions, ResizeOptions, StageOptions, load_job
 from ephemeron.training.job.schema import job_schema
 
 BASE: dict[str, Any] = {"name": "j", "model": "m:f", "code": []}
@@ -32,6 +32,10 @@ FIELDS = {
         (("limits",), ephemeron.JobLimits),
         (("simulation",), ephemeron.Simulation),
         (("run",), Configuration),
+        (("run", "exchange"), ExchangeOptions),
+        (("run", "stages"), StageOptions),
+        (("run", "resize"), ResizeOptions),
+        (("run", "regions"), RegionOptions),
     )
     for hints in [typing.get_type_hints(cls, include_extras=True)]
     for f in dataclasses.fields(cls)
@@ -136,12 +140,14 @@ def answer(prefix: str, make: Callable[[], Job]) -> Job | str:
 @example(path=("run", "function_timeout_s"), value="15 min")
 @settings(deadline=None, max_examples=150)
 def test_the_same_answer_from_toml_json_and_python(tmp_path_factory: pytest.TempPathFactory, path: Any, value: Any) -> None:
-    named = (("code",), ("data", "path"), ("run", "placement"), ("run", "regions"), ("init",))
+    named = (("code",), ("data", "path"), ("run", "stages", "placement"), ("run", "regions", "file"), ("init",))
     assume(path not in named)  # what they name has to exist
     assume(path[0] != "task")  # one of model and task has to be given
     raw: dict[str, Any] = {**BASE}
     if len(path) == 1:
         raw[path[0]] = value
+    elif len(path) == 3:
+        raw[path[0]] = {path[1]: {path[2]: value}}
     else:
         raw[path[0]] = {**BESIDE.get(path[0], {}), path[1]: value} if path != ("data", "source") else {path[1]: value}
     first, *others = answers(raw, tmp_path_factory.getbasetemp())

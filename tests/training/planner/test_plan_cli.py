@@ -113,4 +113,4 @@ def test_local_steps_are_given_and_not_searched(tmp_path):
         + local["batch_size_nonaggregator"] * (local["workers"] - local["aggregators"])
     )
     assert local["predicted"]["iterations"] == local["epochs"] * -(-PROFILE["workload"]["samples"] // per_exchange)
-    assert overrides(load_plan(tmp_path / "out" / "plan.json").choice)["local_steps"] == 4
+    assert overrides(load_plan(tmp_path / "out" / "plan.json").choice)["exchange"]["local_steps"] == 4

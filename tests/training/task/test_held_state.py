@@ -50,7 +50,7 @@ def test_a_replacement_has_the_tasks_own_random_generators(name, workers):
 
 @pytest.mark.slow
 def test_generators_survive_a_kill_among_local_steps():
-    more = {"exchange": "parameters", "local_steps": 2}
+    more = {"exchange": {"quantity": "parameters", "local_steps": 2}}
     assert trained("Draws", faults=KILLS[:1], **more).sha == trained("Draws", **more).sha
 
 

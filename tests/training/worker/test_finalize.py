@@ -17,7 +17,7 @@ from ephemeron.functions.base import Call
 from ephemeron.functions.context import Context
 from ephemeron.prices import load_prices
 from ephemeron.runs.metrics import EvaluationSums, means
-from ephemeron.training.job import Configuration, Target
+from ephemeron.training.job import Configuration, StageOptions, Target
 from ephemeron.training.worker.finalize import clear
 from ephemeron.training.worker.loop import run_worker
 from ephemeron.training.worker.request import WorkerRequest
@@ -86,7 +86,7 @@ def test_a_late_duplicate_leaves_the_weights_of_a_pipeline():
         seed=0,
         dtype="float32",
         samples=8,
-        configuration=Configuration(workers=2, stages=2, batch_size=4).resolved(),
+        configuration=Configuration(workers=2, stages=StageOptions(count=2), batch_size=4).resolved(),
         prices=load_prices("objects"),
         stages=stages,
     )

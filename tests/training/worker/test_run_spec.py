@@ -8,7 +8,8 @@ import pytest
 
 from ephemeron.errors import CorruptMessage
 from ephemeron.prices import load_prices
-from ephemeron.training.job import Configuration, RunRegion, Target
+from ephemeron.training.job import Configuration, ExchangeOptions, RegionOptions, RunRegion, StageOptions, Target
+from ephemeron.training.job.generation import ScheduledResize
 from ephemeron.training.worker.spec import RunSpec
 
 
@@ -44,18 +45,35 @@ def test_there_and_back(overrides):
 def test_names_of_an_earlier_release_are_read():
     """Runs of it are attached to, resumed and exported."""
     spec = make(
-        configuration=Configuration(regions=(RunRegion(name="a", workers=2), RunRegion(name="b", workers=1)), region_store="s3://b/x")
+        configuration=Configuration(
+            exchange=ExchangeOptions(quantity="gradients"),
+            stages=StageOptions(count=2, micro_batches=4, schedule="gpipe"),
+            regions=RegionOptions(region=(RunRegion(name="a", workers=2), RunRegion(name="b", workers=1)), store="s3://b/x", sync="diloco"),
+        )
     )
     raw = json.loads(spec.to_bytes())
     c = raw["configuration"]
-    c["groups"], c["regions"] = c["regions"], None
-    for name in ("store", "communicator", "relay", "authority"):
-        c[f"group_{name}"] = c.pop(f"region_{name}")
-    assert RunSpec.from_bytes(json.dumps(raw).encode()) == spec
-    single = json.loads(make().to_bytes())
-    single["configuration"] |= {"groups": [], "group_store": ""}
-    del single["configuration"]["region_store"]
-    assert RunSpec.read(single, where="run.json") == make()
+    tables = {name: c.pop(name) for name in ("exchange", "stages", "resize", "regions")}
+    regions = tables["regions"]
+    flat = {
+        "exchange": "gradients",
+        "stages": 2,
+        "micro_batches": 4,
+        "schedule": "gpipe",
+        "placement": "",
+        "resize_policy": None,
+        "exchange_every": regions["exchange_every"],
+        "region_sync": "diloco",
+    }
+    names = ("store", "communicator", "relay", "authority")
+    for former in (
+        {"groups": regions["region"], "regions": None, **{f"group_{name}": regions[name] for name in names}},
+        {"regions": regions["region"], **{f"region_{name}": regions[name] for name in names}},
+    ):
+        raw["configuration"] = {**c, **flat, **former}
+        assert RunSpec.from_bytes(json.dumps(raw).encode()) == spec
+    raw["configuration"] = {**c, "stages": 1, "regions": None, "schedule": [{"from_epoch": 1, "workers": 2}], "resize_policy": None}
+    assert RunSpec.read(raw, where="run.json").configuration.resize.schedule == (ScheduledResize(from_epoch=1, workers=2),)
 
 
 def test_iterations_follow_from_the_split():

@@ -164,10 +164,10 @@ def test_options_of_a_run_are_those_of_the_schedule() -> None:
     policy = saved()
     assert policy.options("static") == {"workers": 6, "memory_mb": 1024, "aggregators": 2}
     change = {"workers": 16, "memory_mb": 512, "aggregators": 2, "from_epoch": 2}
-    assert policy.options("list") == {"workers": 4, "memory_mb": 1792, "aggregators": 2, "schedule": [change]}
+    assert policy.options("list") == {"workers": 4, "memory_mb": 1792, "aggregators": 2, "resize": {"schedule": [change]}}
     by_table, by_network = policy.options("programme"), policy.options("network")
-    assert by_table["resize_policy"].target == by_network["resize_policy"].target == SCHEDULE
-    assert by_table["resize_policy"].options["policy"]["table"] == plain(TABLE)
+    assert by_table["resize"]["policy"].target == by_network["resize"]["policy"].target == SCHEDULE
+    assert by_table["resize"]["policy"].options["policy"]["table"] == plain(TABLE)
     assert by_table["workers"] == 4
 
 

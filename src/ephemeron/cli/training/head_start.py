@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ephemeron.errors import EphemeronError
 from ephemeron.training.job import Configuration, load_job
+from ephemeron.training.job.run_options import merged, nested
 from ephemeron.training.planner import EXPLICIT
 
 
@@ -20,7 +21,7 @@ def head_start(job: str, flags: Mapping[str, object]) -> Iterator[None]:
 
     Args:
         job: the argument of the command.
-        flags: its options, named as in `Configuration`.
+        flags: options of a run by dotted names.
     """
     with contextlib.ExitStack() as stack:
         wanted = _wanted(job, flags)
@@ -43,9 +44,9 @@ def _wanted(job: str, flags: Mapping[str, object]) -> Configuration | None:
         if found is not None and found.sparse is not None:
             return None  # its functions have other imports
         own = {} if found is None else found.run
-        given = {**own, **{name: value for name, value in flags.items() if value is not None}}
-        c = build(Configuration, given, where="configuration")
-        planned = not any(name in given for name in (*EXPLICIT, "regions"))
-        alone = c.regions or c.channel == "parameter_server" or c.pattern == "parameter-server"
+        given = merged(own, {name: value for name, value in flags.items() if value is not None})
+        c = build(Configuration, nested(given), where="configuration")
+        planned = not c.regions.given and not any(name in given for name in EXPLICIT)
+        alone = c.regions.given or c.channel == "parameter_server" or c.pattern == "parameter-server"
         return c if c.platform == "local" and not planned and not alone else None
     return None

@@ -230,7 +230,9 @@ def plan(
 
 def _local_steps(job: Job | None) -> int:
     """Those of the job's `[run]` table."""
-    given = 1 if job is None else job.run.get("local_steps", 1)
+    from ephemeron.training.job.run_options import flat
+
+    given = 1 if job is None else flat(job.run).get("exchange.local_steps", 1)
     assert isinstance(given, int)
     return given
 

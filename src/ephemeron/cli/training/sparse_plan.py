@@ -30,7 +30,7 @@ def planned_options(
 
     Args:
         job: with a table `[sparse]`.
-        flags: options of the command, named as in `Configuration`.
+        flags: options of a run by dotted names.
         plan_file: of `--plan`, which is for other jobs.
         prices_file: price file instead of the built-in one.
         dry_run: the prediction is shown later.
@@ -43,12 +43,13 @@ def planned_options(
     from ephemeron.sparse.job import predictor as predictors
     from ephemeron.training.driver import api
     from ephemeron.training.driver.launching.launch import LaunchRequest, prepared_run
+    from ephemeron.training.job.run_options import merged, nested
     from ephemeron.training.planning_workflow import limits_of
 
     if plan_file is not None:
         raise JobError("--plan is not for a sparse job", remedy="give --workers, and shards in the job, as ephemeron plan shows them")
     flagged = {name: value for name, value in flags.items() if value is not None}
-    given = {**job.run, **flagged}
+    given = nested(merged(job.run, flagged))
     platform = str(given.get("platform", "local"))
     if "workers" in given or platform != "local":
         if platform == "local" and not dry_run and (known := predictors.stored_profile(job)) is not None:
@@ -58,7 +59,7 @@ def planned_options(
             return plan, {}
         return None, {}
     assert job.sparse is not None
-    wanted = dataclasses.replace(job, run={**job.run, **flagged})
+    wanted = dataclasses.replace(job, run=given)
     alone = api.configure(wanted, workers=1)
     prepared_run(LaunchRequest(job=job, configuration=alone, prices_file=prices_file))  # what is wrong is said first
     predictor = predictors.sparse_predictor(wanted, prices_file=prices_file, on_progress=say)

@@ -16,6 +16,8 @@ from ephemeron.cli.training.sparse_plan import planned_options, say
 from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, REGION_PLANS, SCHEDULES
+from ephemeron.training.job.former_names import FLAGS
+from ephemeron.training.job.run_options import flat, merged, nested
 
 if TYPE_CHECKING:
     from ephemeron.training.job import Job, LoggerSpec
@@ -173,6 +175,7 @@ def train(
     from ephemeron.cli.training.head_start import head_start
 
     where = taken(flags)
+    flags = {FLAGS.get(name, name): value for name, value in flags.items()}
     if not dry_run:
         click.get_current_context().with_resource(head_start(job, flags))
     from ephemeron.training.driver import api
@@ -189,12 +192,14 @@ def train(
     if schedule is not None:
         learned = _learned_run(wanted, schedule, flags, plan_file, where)
         profile, chosen = learned.profile, learned.options
-        wanted = dataclasses.replace(wanted, run={k: v for k, v in wanted.run.items() if k not in chosen})
+        own = {name: value for name, value in flat(wanted.run).items() if name not in flat(chosen)}
+        wanted = dataclasses.replace(wanted, run=nested(own))
     elif wanted.sparse is not None:
         plan, chosen = planned_options(wanted, flags, plan_file, prices_file, dry_run=dry_run)
     else:
         plan, profile, chosen = _planned(wanted, flags, plan_file, prices_file, where, dry_run=dry_run)
-    configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **{**flags, **chosen})
+    given = {name: value for name, value in {**flags, **flat(chosen)}.items() if value is not None}
+    configuration = api.configure(wanted, on_note=lambda text: click.echo(text, err=True), **nested(given))
     settings = cloud_settings(configuration.platform, where)
     asked: dict[str, Any] = {
         "faults": [parse_fault(f) for f in faults],
@@ -227,12 +232,14 @@ def _planned(
 
     given = [name for name in EXPLICIT if flags.get(name) is not None]
     if plan_file is not None:
-        given += [name for name in ("local_steps",) if flags.get(name) is not None]
+        given += [name for name in ("exchange.local_steps",) if flags.get(name) is not None]
         if given:
-            raise UserError(f"--plan and --{given[0].replace('_', '-')} both say how to run; give one of them")
+            flag = {option: name for name, option in FLAGS.items()}.get(given[0], given[0]).replace("_", "-")
+            raise UserError(f"--plan and --{flag} both say how to run; give one of them")
         plan = load_plan(plan_file)
         return plan, None, {**overrides(plan.choice), **addressed(plan.choice, _channel(job, flags))}
-    if given or flags.get("regions") or any(name in job.run for name in (*EXPLICIT, "regions")):
+    own = flat(job.run)
+    if given or flags.get("regions.file") or any(name in own for name in (*EXPLICIT, "regions.file", "regions.region")):
         return None, None, {}
     from ephemeron.cli.training.plan import show
     from ephemeron.config.typed import build
@@ -241,7 +248,7 @@ def _planned(
     from ephemeron.training.job import Configuration
 
     flagged = {name: value for name, value in flags.items() if value is not None}
-    c = build(Configuration, {**job.run, **flagged}, where="configuration")
+    c = build(Configuration, nested(merged(job.run, flagged)), where="configuration")
     platform = c.platform
     if platform in CLOUDS:
         measured = planning_workflow.measured_on(job, platform, None if c.store == "folder" else c.store)
@@ -262,7 +269,7 @@ def _planned(
         optimizer=job.optimizer if job.task is None else None,
         limits=planning_workflow.limits_of(job),
         lifetime_s=c.function_timeout_s or None,
-        local_steps=c.local_steps,
+        local_steps=c.exchange.local_steps,
     )
     sizes, _ = planning_workflow.deployed_sizes(platform, cloud_settings(platform, where))
     channel = _channel(job, flags)
@@ -284,13 +291,13 @@ def _wanted_schedule(flags: dict[str, object]) -> str | None:
     Raises:
         UserError: neither an order of micro-batches, nor `learned`, nor a file.
     """
-    given = flags.get("schedule")
+    given = flags.get("stages.schedule")
     if given is None or given in SCHEDULES:
         return None
     name = str(given)
     if name != LEARNED and not Path(name).exists() and Path(name).suffix != ".json":
         raise UserError(f"--schedule {name} is neither one of {', '.join(SCHEDULES)}, nor {LEARNED}, nor the file of a saved policy")
-    flags["schedule"] = None
+    flags["stages.schedule"] = None
     return name
 
 

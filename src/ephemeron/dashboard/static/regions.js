@@ -14,7 +14,7 @@ export function mount(root) {
     const runs = found.filter((r) => r && r.groups.length), signature = JSON.stringify(runs);
     if (signature === known) return;
     known = signature;
-    body.replaceChildren(...(runs.length ? runs.map(one) : [nothing("No run is in several regions.", h("span", {}, "Train with ", h("code", {}, "--regions FILE"), ", or ", h("code", {}, "[[run.regions]]"), " in a job file. What each region does and costs appears here."))]));
+    body.replaceChildren(...(runs.length ? runs.map(one) : [nothing("No run is in several regions.", h("span", {}, "Train with ", h("code", {}, "--regions FILE"), ", or ", h("code", {}, "[[run.regions.region]]"), " in a job file. What each region does and costs appears here."))]));
   }, 2000);
   const end = api.follow("runs", "", load);
   return () => { end(); load.stop(); };

@@ -105,7 +105,7 @@ class AddedGroups:
 
     def _described_next(self, ready: PreparedGroups) -> GroupStarted:
         first = max(max(g.first_rank + g.workers, g.more_ranks + max(0, g.most_workers - g.workers)) for g in self._described)
-        found = described_group(ready.spec.configuration.groups[-1], ready.members[-1], first)
+        found = described_group(ready.spec.configuration.regions.region[-1], ready.members[-1], first)
         return dataclasses.replace(found, more_ranks=first + found.workers)
 
     def _record(self, ready: PreparedGroups) -> None:
@@ -130,7 +130,7 @@ def with_group(ready: PreparedGroups, group: RunRegion) -> PreparedGroups:
         UserError, PlatformError: it is refused. Nothing has been started.
     """
     job, before = ready.request.job, ready.request.configuration
-    c = dataclasses.replace(before, regions=(*before.groups, group))
+    c = dataclasses.replace(before, regions=dataclasses.replace(before.regions, region=(*before.regions.region, group)))
     refuse_unfit(job, c)
     own = configured(member_values(c, group))
     if (own.platform == "simulated") != ready.simulated:
@@ -164,7 +164,7 @@ def with_group(ready: PreparedGroups, group: RunRegion) -> PreparedGroups:
     spec = dataclasses.replace(
         ready.spec,
         samples=ready.spec.samples + found.prepared.spec.samples,
-        configuration=dataclasses.replace(ready.spec.configuration, workers=workers, regions=c.groups),
+        configuration=dataclasses.replace(ready.spec.configuration, workers=workers, regions=c.regions),
     )
     return dataclasses.replace(
         ready, request=request, members=(*ready.members, member), spec=spec, again=(*ready.again, partial(in_group, again, membership))
@@ -182,9 +182,9 @@ def _membership(ready: PreparedGroups, group: RunRegion, found: PreparedRun) -> 
                 f"region {group.name} has {iterations} iterations, and the regions exchange {first.rounds} times",
                 remedy="give it more samples, or smaller batches",
             )
-        wanted = group.exchange_every or max(1, round(c.exchange_every * iterations / min(first.iterations)))
+        wanted = group.exchange_every or max(1, round(c.regions.exchange_every * iterations / min(first.iterations)))
         every = min(group_sync(c).every(wanted), (iterations - 1) // first.rounds if first.rounds else iterations)
-        checked_sync(c.region_sync, c.region_compression, every)
+        checked_sync(c.regions.sync, c.regions.compression, every)
     return dataclasses.replace(
         first,
         index=len(ready.members),
@@ -192,9 +192,9 @@ def _membership(ready: PreparedGroups, group: RunRegion, found: PreparedRun) -> 
         every=every,
         joins=True,
         iterations=(*(m.prepared.spec.iterations for m in ready.members), iterations),
-        network=network_of(dataclasses.replace(c, regions=(*c.groups, group)), group),
+        network=network_of(c, group),
     )
 
 
 def _names(ready: PreparedGroups) -> tuple[str, ...]:
-    return tuple(group.name for group in ready.spec.configuration.groups)
+    return tuple(group.name for group in ready.spec.configuration.regions.region)

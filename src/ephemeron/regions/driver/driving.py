@@ -101,7 +101,7 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
             events = GroupEvents(folder, described, log.on_event, simulated=ready.simulated)
             wall_time = time.time()
             events.emit(_started(ready, wall_time))
-            replanner = GroupReplanner(ready.spec.configuration.region_replan_every_s, events.emit)
+            replanner = GroupReplanner(ready.spec.configuration.regions.replan_every_s, events.emit)
             launch = _Launch(
                 ready=ready,
                 folder=folder,
@@ -114,7 +114,7 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
             )
             members = _launched(launch)
             added = None if ready.simulated else AddedGroups(folder, ready, described)
-            least = ready.spec.configuration.least_regions
+            least = ready.spec.configuration.regions.least_regions
             if ready.simulated:
                 from ephemeron.functions import simulation
 
@@ -216,8 +216,8 @@ def _note(ready: PreparedGroups) -> str:
     rounds = {member.prepared.spec.iterations for member in ready.members}
     c, membership = ready.spec.configuration, ready.members[0].prepared.spec.group
     assert membership is not None
-    packed = "" if c.region_compression == "none" else f" in {c.region_compression}"
-    text = f"{len(ready.members)} regions exchange by {c.region_sync}{packed} every {membership.every} iterations, and at the end"
+    packed = "" if c.regions.compression == "none" else f" in {c.regions.compression}"
+    text = f"{len(ready.members)} regions exchange by {c.regions.sync}{packed} every {membership.every} iterations, and at the end"
     if len(rounds) == 1:
         return text
     return f"{text}; their numbers of iterations differ ({min(rounds)} to {max(rounds)}), so they do it {membership.rounds + 1} times"
@@ -243,7 +243,7 @@ def _member(launch: _Launch, number: int) -> _Member:
     """One of the groups, with its folder."""
     ready, folder, events, wall_time = launch.ready, launch.folder, launch.events, launch.wall_time
     replanner, stack, pool, shared = launch.replanner, launch.stack, launch.pool, launch.shared
-    member, name = ready.members[number], ready.spec.configuration.groups[number]
+    member, name = ready.members[number], ready.spec.configuration.regions.region[number]
     prepared = member.prepared
     told = replanner.watched(name.name, prepared.spec, events.relay(number), most=name.most_workers)
     run = stack.enter_context(begun(member, told, parent=folder))
@@ -335,9 +335,9 @@ def follow_groups(folder: RunFolder, run: RunHeader, following: Following, *, at
             latest = max(e.t for e in events_of(folder))
             events.emit(dataclasses.replace(first, t=latest, wall_time=time.time(), notes=[]))
         members = []
-        replanner = GroupReplanner(spec.configuration.region_replan_every_s, events.emit)
-        most = {g.name: g.most_workers for g in spec.configuration.groups}
-        secrets = {g.name: variables_of(g.credentials, f"region {g.name}") for g in spec.configuration.groups}
+        replanner = GroupReplanner(spec.configuration.regions.replan_every_s, events.emit)
+        most = {g.name: g.most_workers for g in spec.configuration.regions.region}
+        secrets = {g.name: variables_of(g.credentials, f"region {g.name}") for g in spec.configuration.regions.region}
         for number, (group, place) in enumerate(zip(groups, members_of(folder), strict=True)):
             record = _record(place)
             known = records.read_result(place)

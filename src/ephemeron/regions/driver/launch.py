@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,26 +32,7 @@ from ephemeron.training.worker.spec import GroupMembership, RunSpec
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
 
-_OF_GROUPS = (
-    "regions",
-    "region_plan",
-    "exchange_every",
-    "region_sync",
-    "region_compression",
-    "least_regions",
-    "region_replan_every_s",
-    "region_store",
-    "region_communicator",
-    "region_relay",
-    "region_authority",
-    "platform",
-    "channel",
-    "workers",
-    "aggregators",
-    "memory_mb",
-    "memory_is_default",
-    "function_timeout_s",
-)
+_OF_GROUPS = ("regions", "platform", "channel", "workers", "aggregators", "memory_mb", "memory_is_default", "function_timeout_s")
 """Options that a group has itself, or that are of all groups together."""
 
 
@@ -81,7 +61,7 @@ class PreparedGroups:
     def described(self) -> list[GroupStarted]:
         """The groups for the first event of the run."""
         found, first = [], 0
-        for group, member in zip(self.spec.configuration.groups, self.members, strict=True):
+        for group, member in zip(self.spec.configuration.regions.region, self.members, strict=True):
             found.append(described_group(group, member, first))
             first += found[-1].workers
         for i, started in enumerate(found):
@@ -89,8 +69,8 @@ class PreparedGroups:
                 found[i] = dataclasses.replace(started, more_ranks=first)
                 first += started.most_workers - started.workers
         c = self.spec.configuration
-        has_power = c.region_plan is not None or any(group.power != 1.0 for group in c.groups)
-        return with_predictions(found, c.groups, self.members, self.request.job, has_power=has_power)
+        has_power = c.regions.plan is not None or any(group.power != 1.0 for group in c.regions.region)
+        return with_predictions(found, c.regions.region, self.members, self.request.job, has_power=has_power)
 
 
 def described_group(group: RunRegion, member: PreparedRun, first_rank: int) -> GroupStarted:
@@ -123,21 +103,21 @@ def refuse_unfit(job: Job, c: Configuration) -> None:
     Raises:
         JobError: names the option.
     """
-    groups = c.groups
-    if isinstance(c.regions, Path):
-        raise JobError(f"the file of regions {c.regions} was not read", remedy="make the configuration with configure(job, regions=…)")
+    groups = c.regions.region
+    if c.regions.file is not None:
+        raise JobError(f"the file of regions {c.regions.file} was not read", remedy="make the configuration with configure(job, regions=…)")
     names = [group.name for group in groups]
     if len(groups) < 2:
-        raise JobError("run.regions has one region", remedy="name two regions, or leave regions out")
+        raise JobError("run.regions.region has one region", remedy="name two regions, or leave regions out")
     for name in names:
         if names.count(name) > 1:
-            raise JobError(f"run.regions has two regions of the name {name!r}", remedy="give each a name of its own")
+            raise JobError(f"run.regions.region has two regions of the name {name!r}", remedy="give each a name of its own")
     sync, _ = sync_name(c.sync)
     refused = {
         f"sync '{c.sync}'": sync != "bsp",
         "pattern 'parameter-server'": c.pattern == "parameter-server",
-        "stages": c.stages > 1 or bool(c.placement),
-        "schedule of functions": bool(c.resizes),
+        "stages": c.stages.count > 1 or bool(c.stages.placement),
+        "schedule of functions": bool(c.resize.schedule),
         "a script": job.script is not None,
         "ema_decay": bool(job.options.ema_decay),
         "early_stopping": job.options.early_stopping is not None,
@@ -162,18 +142,18 @@ def refuse_unfit(job: Job, c: Configuration) -> None:
 
 def _check_replanning(c: Configuration) -> None:
     """Refuses new plans for groups whose functions cannot change."""
-    every_s = c.region_replan_every_s
+    every_s = c.regions.replan_every_s
     if not every_s:
         return
     if every_s < 1:
-        raise JobError(f"region_replan_every_s = {every_s:g} is too often", remedy="give 1 or more, or 0 for none")
+        raise JobError(f"regions.replan_every_s = {every_s:g} is too often", remedy="give 1 or more, or 0 for none")
     if c.pattern == "standalone":
-        raise JobError("region_replan_every_s is not for pattern 'standalone'", remedy="leave one of them out")
-    for group in c.groups:
+        raise JobError("regions.replan_every_s is not for pattern 'standalone'", remedy="leave one of them out")
+    for group in c.regions.region:
         if group.nonaggregator_batch_size not in (0, group.batch_size or c.batch_size):
             raise JobError(
                 f"region {group.name}: functions with different batches cannot be divided anew",
-                remedy="leave nonaggregator_batch_size out, or region_replan_every_s",
+                remedy="leave nonaggregator_batch_size out, or regions.replan_every_s",
             )
 
 
@@ -183,24 +163,24 @@ def group_sync(c: Configuration) -> Any:
     Raises:
         JobError: the policy, its options and the compression do not go together.
     """
-    every = [group.exchange_every or c.exchange_every for group in c.groups]
-    return checked_sync(c.region_sync, c.region_compression, min(every))
+    every = [group.exchange_every or c.regions.exchange_every for group in c.regions.region]
+    return checked_sync(c.regions.sync, c.regions.compression, min(every))
 
 
 def _check_store(c: Configuration, platforms: set[str]) -> None:
     if platforms == {"simulated"}:
-        if c.region_store:
-            raise JobError("region_store is not for simulated regions", remedy="leave it out: the simulator has its own")
-    elif platforms == {"local"} and not c.region_store:
+        if c.regions.store:
+            raise JobError("regions.store is not for simulated regions", remedy="leave it out: the simulator has its own")
+    elif platforms == {"local"} and not c.regions.store:
         return
-    elif not c.region_store:
+    elif not c.regions.store:
         raise JobError(
-            "regions on several platforms need a store that all of them reach", remedy="give region_store, such as s3://bucket/prefix"
+            "regions on several platforms need a store that all of them reach", remedy="give regions.store, such as s3://bucket/prefix"
         )
-    elif "://" not in c.region_store or c.region_store.startswith("ps://"):
-        raise JobError(f"region_store '{c.region_store}' is no store for regions", remedy="use an object store or a cache")
-    elif public_address(c.region_store)[1]:
-        raise JobError("credentials do not belong in region_store", remedy="set the environment variables of its service")
+    elif "://" not in c.regions.store or c.regions.store.startswith("ps://"):
+        raise JobError(f"regions.store '{c.regions.store}' is no store for regions", remedy="use an object store or a cache")
+    elif public_address(c.regions.store)[1]:
+        raise JobError("credentials do not belong in regions.store", remedy="set the environment variables of its service")
 
 
 def prepared_groups(request: LaunchRequest) -> PreparedGroups:
@@ -216,14 +196,14 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
     if request.plan is not None:
         raise JobError("a plan is not for a run in several regions", remedy="leave it out")
     run_id = folders.new_run_id(job.name)
-    configurations = [configured(member_values(c, group)) for group in c.groups]
+    configurations = [configured(member_values(c, group)) for group in c.regions.region]
     first_ranks = np.cumsum([0, *(each.workers for each in configurations)])
     for fault in request.faults:
         if fault.rank >= first_ranks[-1]:
             raise JobError(f"fault {fault}: there is no rank {fault.rank}", remedy=f"ranks are 0 to {first_ranks[-1] - 1}")
-    positions = _positions(job, c.groups, configurations)
+    positions = _positions(job, c.regions.region, configurations)
     members, again = [], []
-    for i, (group, own, part) in enumerate(zip(c.groups, configurations, positions, strict=True)):
+    for i, (group, own, part) in enumerate(zip(c.regions.region, configurations, positions, strict=True)):
         again.append(
             partial(
                 prepared_member,
@@ -243,16 +223,16 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
         )
         members.append(again[-1](may_wait=True))
     refused = [member.refusal for member in members if member.refusal is not None]
-    if refused and len(members) - len(refused) < c.least_regions:
+    if refused and len(members) - len(refused) < c.regions.least_regions:
         raise refused[0]
-    for group, member in zip(c.groups, members, strict=True):
+    for group, member in zip(c.regions.region, members, strict=True):
         if member.prepared.spec.shares_evaluations:
             raise JobError(
                 f"region {group.name}: metrics that decide or are no means are not for several regions",
                 remedy="use metrics that are means over samples",
             )
-    names = tuple(group.name for group in c.groups)
-    store = c.region_store
+    names = tuple(group.name for group in c.regions.region)
+    store = c.regions.store
     if not store and not members[0].simulated:
         store = (folders.runs_folder() / run_id / "objects").resolve().as_uri()
     every = matched_every(c, [member.prepared.spec.iterations for member in members])
@@ -265,9 +245,9 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
             names=names,
             every=h,
             rounds=rounds,
-            sync=c.region_sync,
-            compression=c.region_compression,
-            network=network_of(c, c.groups[i]),
+            sync=c.regions.sync,
+            compression=c.regions.compression,
+            network=network_of(c, c.regions.region[i]),
             iterations=tuple(m.prepared.spec.iterations for m in members),
         )
         for i, h in enumerate(every)
@@ -280,21 +260,7 @@ def prepared_groups(request: LaunchRequest) -> PreparedGroups:
         run_id=run_id,
         group=None,
         samples=sum(m.prepared.spec.samples for m in members),
-        configuration=dataclasses.replace(
-            first.configuration,
-            workers=int(first_ranks[-1]),
-            regions=c.groups,
-            region_plan=c.region_plan,
-            least_regions=c.least_regions,
-            region_replan_every_s=c.region_replan_every_s,
-            exchange_every=c.exchange_every,
-            region_sync=c.region_sync,
-            region_compression=c.region_compression,
-            region_store=c.region_store,
-            region_communicator=c.region_communicator,
-            region_relay=c.region_relay,
-            region_authority=c.region_authority,
-        ),
+        configuration=dataclasses.replace(first.configuration, workers=int(first_ranks[-1]), regions=c.regions),
         budget_usd=job.limits.budget_usd,
         faults=tuple(map(str, request.faults)),
     )
@@ -354,7 +320,8 @@ def matched_every(c: Configuration, iterations: Sequence[int]) -> list[int]:
     """
     sync, least = group_sync(c), min(iterations)
     wanted = [
-        group.exchange_every or max(1, round(c.exchange_every * count / least)) for group, count in zip(c.groups, iterations, strict=True)
+        group.exchange_every or max(1, round(c.regions.exchange_every * count / least))
+        for group, count in zip(c.regions.region, iterations, strict=True)
     ]
     if sync.auto:  # plans are in iterations of the first group, of which others take their proportion
         return [wanted[0]] * len(wanted)
@@ -365,7 +332,7 @@ def member_values(c: Configuration, group: RunRegion) -> dict[str, object]:
     """Options of a group's own configuration."""
     values = {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name not in _OF_GROUPS}
     values["nonaggregator_batch_size"] = group.nonaggregator_batch_size
-    values["replicas"] = 0
+    values["stages"] = dataclasses.replace(c.stages, replicas=0)
     values |= {
         "platform": group.platform or c.platform,
         "channel": group.channel or c.channel,

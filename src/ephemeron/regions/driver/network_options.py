@@ -11,7 +11,7 @@ from ephemeron.training.worker.spec import GroupNetwork
 
 def network_of(c: Configuration, group: RunRegion) -> GroupNetwork | None:
     """How a group connects to others; None: through the store."""
-    if c.region_communicator == "store":
+    if c.regions.communicator == "store":
         return None
 
     def named(path: Path | None) -> str:
@@ -20,8 +20,8 @@ def network_of(c: Configuration, group: RunRegion) -> GroupNetwork | None:
     return GroupNetwork(
         listen=group.listen,
         endpoint=group.endpoint,
-        relay=c.region_relay,
-        authority=named(c.region_authority),
+        relay=c.regions.relay,
+        authority=named(c.regions.authority),
         certificate=named(group.certificate),
         certificate_key=named(group.certificate_key),
     )
@@ -33,26 +33,26 @@ def check_network(c: Configuration) -> None:
     Raises:
         JobError: names the group.
     """
-    if c.region_communicator == "store":
-        given = [g.name for g in c.groups if g.listen or g.endpoint or g.certificate or g.certificate_key]
-        if given or c.region_relay or c.region_authority:
+    if c.regions.communicator == "store":
+        given = [g.name for g in c.regions.region if g.listen or g.endpoint or g.certificate or g.certificate_key]
+        if given or c.regions.relay or c.regions.authority:
             raise JobError(
                 "listen, endpoint, relay and certificates are for regions that exchange over TCP",
                 remedy='set communicator = "tcp", or leave them out',
             )
         return
-    silent = [group.name for group in c.groups if not group.listen]
-    if len(silent) > 1 and not c.region_relay:
+    silent = [group.name for group in c.regions.region if not group.listen]
+    if len(silent) > 1 and not c.regions.relay:
         raise JobError(
             f"regions {' and '.join(silent[:2])} cannot connect to each other: neither listens, and there is no relay",
             remedy="give one of them listen, or give relay",
         )
-    for group in c.groups:
+    for group in c.regions.region:
         place = f"region {group.name}"
         if group.listen:
             host = group.listen.rpartition(":")[0].strip("[]")
             if host in ("0.0.0.0", "::", "") and not group.endpoint:
                 raise JobError(f"{place} listens at all addresses: others do not know which to use", remedy="give its endpoint")
-        secured = [bool(c.region_authority), bool(group.certificate), bool(group.certificate_key)]
+        secured = [bool(c.regions.authority), bool(group.certificate), bool(group.certificate_key)]
         if any(secured) and not all(secured):
             raise JobError(f"{place}: authority, certificate and certificate_key belong together", remedy="give all three")

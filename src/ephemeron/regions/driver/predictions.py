@@ -63,7 +63,7 @@ def predict_groups(groups: PreparedGroups, on_progress: Callable[[str], None]) -
     """
     job, c = groups.request.job, groups.spec.configuration
     found = []
-    for region, member in zip(c.groups, groups.members, strict=True):
+    for region, member in zip(c.regions.region, groups.members, strict=True):
         on_progress(f"two steps of region {region.name}")
         found.append(predict_run(member))
     times, costs, peaks = ([getattr(p, name) for p in found] for name in ("seconds", "cost_usd", "memory_mb"))
@@ -80,11 +80,11 @@ def predict_groups(groups: PreparedGroups, on_progress: Callable[[str], None]) -
         invocations=None if None in calls else sum(n or 0 for n in calls),
         rests_on=tuple(dict.fromkeys(basis for p in found for basis in p.rests_on)),
         notes=(
-            *dict.fromkeys(f"region {r.name}: {note}" for r, p in zip(c.groups, found, strict=True) for note in p.notes),
-            f"exchanges between regions ({c.region_sync}, every {c.exchange_every} iterations) are left out",
+            *dict.fromkeys(f"region {r.name}: {note}" for r, p in zip(c.regions.region, found, strict=True) for note in p.notes),
+            f"exchanges between regions ({c.regions.sync}, every {c.regions.exchange_every} iterations) are left out",
         ),
-        details={"regions": [{"region": r.name, **p.document()} for r, p in zip(c.groups, found, strict=True)]},
-        rows=tuple((f"region {r.name}", _region_text(p)) for r, p in zip(c.groups, found, strict=True)),
+        details={"regions": [{"region": r.name, **p.document()} for r, p in zip(c.regions.region, found, strict=True)]},
+        rows=tuple((f"region {r.name}", _region_text(p)) for r, p in zip(c.regions.region, found, strict=True)),
     )
     return whole.within(budget_usd=job.limits.budget_usd)
 
@@ -111,7 +111,7 @@ def _epoch_s(member: PreparedRun, job: Job) -> float | None:
     seconds = _step_s(own.simulation.compute.seconds if own.simulation.compute else None, job, c.platform)
     if seconds is None or not c.memory_mb:
         return None
-    return spec.iterations / spec.epochs * c.local_steps * seconds(max(c.batch_size, c.nonaggregator_batch_size), c.memory_mb)
+    return spec.iterations / spec.epochs * c.exchange.local_steps * seconds(max(c.batch_size, c.nonaggregator_batch_size), c.memory_mb)
 
 
 def _step_s(simulated: Callable[[float, float], float] | None, job: Job, platform: str) -> Callable[[float, float], float] | None:

@@ -101,7 +101,7 @@ def parse_sync(text: str) -> RegionSync:
     """
     name, _, rest = text.partition(":")
     if name not in (*get_args(PolicyName), "auto"):
-        raise JobError(f"region_sync = {text!r} is no policy", remedy=f"use one of {', '.join((*get_args(PolicyName), 'auto'))}")
+        raise JobError(f"regions.sync = {text!r} is no policy", remedy=f"use one of {', '.join((*get_args(PolicyName), 'auto'))}")
     options = [option for option in rest.split(",") if option]
     auto = name == "auto" or (name == "diloco" and "auto" in options)
     name = "diloco" if auto else name
@@ -113,16 +113,16 @@ def parse_sync(text: str) -> RegionSync:
         key, equals, value = option.partition("=")
         if not equals or key not in allowed:
             raise JobError(
-                f"region_sync = {text!r}: {key!r} is no option of {name}",
+                f"regions.sync = {text!r}: {key!r} is no option of {name}",
                 remedy=f"use {', '.join(f'{each}=VALUE' for each in allowed)}" if allowed else "leave it out",
             )
         try:
             values[key] = int(value) if key in _WHOLE else float(value)
         except ValueError:
-            raise JobError(f"region_sync = {text!r}: {value!r} is no number", remedy=f"write {key}=NUMBER") from None
-    found = build(RegionSync, values, where="region_sync")
+            raise JobError(f"regions.sync = {text!r}: {value!r} is no number", remedy=f"write {key}=NUMBER") from None
+    found = build(RegionSync, values, where="regions.sync")
     if found.mixing is not None and found.mixing >= 1:
-        raise JobError(f"region_sync = {text!r}: mixing keeps the common parameters out", remedy="use a mixing below 1")
+        raise JobError(f"regions.sync = {text!r}: mixing keeps the common parameters out", remedy="use a mixing below 1")
     return found
 
 
@@ -130,8 +130,8 @@ def checked_sync(text: str, compression: str, every: int) -> RegionSync:
     """A policy as `parse_sync` returns it.
 
     Args:
-        text: value of `region_sync`.
-        compression: value of `region_compression`.
+        text: value of `regions.sync`.
+        compression: value of `regions.compression`.
         every: the smallest H of all regions.
 
     Raises:
@@ -140,12 +140,12 @@ def checked_sync(text: str, compression: str, every: int) -> RegionSync:
     sync, codec = parse_sync(text), codec_of(compression)
     if codec.lossy and sync.new().averages:
         raise JobError(
-            f"region_compression = {compression!r} is not for {sync.policy}, which sends parameters, not changes",
-            remedy="use region_sync = 'diloco', or leave the compression out",
+            f"regions.compression = {compression!r} is not for {sync.policy}, which sends parameters, not changes",
+            remedy="use regions.sync = 'diloco', or leave the compression out",
         )
     if sync.delay >= sync.every(every):
         raise JobError(
-            f"region_sync = {text!r}: a delay of {sync.delay} is not below {every} iterations between exchanges",
+            f"regions.sync = {text!r}: a delay of {sync.delay} is not below {every} iterations between exchanges",
             remedy="use a smaller delay, or a larger exchange_every",
         )
     return sync

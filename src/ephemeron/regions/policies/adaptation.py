@@ -46,7 +46,7 @@ class Adaptation(Typed):
     every: Count
     """H."""
     compression: str
-    """Value of `region_compression`."""
+    """Value of `regions.compression`."""
     fragments: Count
     delay: int
     """Iterations between sending and applying, below H."""

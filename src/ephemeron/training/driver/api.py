@@ -30,9 +30,10 @@ from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.result import Result, open_run
 from ephemeron.training.driver.run_logging import LoggerChoice
 from ephemeron.training.job import Configuration, Fault, Job, RegionPlanMethod
+from ephemeron.training.job.former_names import refuse_former_names
 from ephemeron.training.job.generation import Generation, Resize
-from ephemeron.training.job.job_file import refuse_former_names
 from ephemeron.training.job.precedence import give_way
+from ephemeron.training.job.run_options import flat, merged, nested, open_to
 from ephemeron.training.job.sparse_job import refuse_runs
 from ephemeron.training.job.sparse_spec import BATCH_SIZE
 from ephemeron.training.planner.model.profile import Profile
@@ -61,39 +62,45 @@ def configure(job: Job | Program, *, on_note: Callable[[str], None] = warnings.w
     Args:
         job: the job, or the program that `train` takes.
         on_note: called with a line that names values of `[run]` that were left out because explicit options contradict them.
-        overrides: explicit options, named as in `Configuration`. None: not given.
+        overrides: explicit options, named as in `Configuration`. None: not given. Of a table that is a mapping, each key overrides
+            that of the job, as in `stages={"count": 2}`; one that is a value of its class, such as `StageOptions(count=2)`, replaces
+            the job's table.
 
     Raises:
         JobError: an option is unknown or has a wrong type, a value is out of bounds, or two values contradict each other.
     """
     job = job_of(job)
     explicit = {name: value for name, value in overrides.items() if value is not None}
-    refuse_former_names(explicit)
+    refuse_former_names(explicit, where="configuration: ")
     options = [f.name for f in dataclasses.fields(Configuration)]
     for name in explicit:
         if name not in options:
             raise JobError(f"unknown option {name!r}", remedy=near(name, options, what="options", quoted=True))
     build(Configuration, explicit, where="configuration")
     if job.sparse is not None:
-        c = configured({"batch_size": BATCH_SIZE, **job.run, **explicit})
+        c = configured({"batch_size": BATCH_SIZE, **merged(job.run, explicit)})
         refuse_runs(c)
         return c
-    values, left_out = give_way(job.run, explicit, lambda values: refuse_contradictions(configured(values)))
+    own = open_to(job.run, explicit)
+    values, left_out = give_way(own, flat(explicit), lambda values: refuse_contradictions(configured(values)))
     if left_out:
-        gone = ", ".join(f"{name} = {job.run[name]}" for name in left_out)
+        gone = ", ".join(f"{name} = {own[name]}" for name in left_out)
         on_note(f"left out of the job's [run], because what was given now contradicts it: {gone}")
     return configured(values)
 
 
 def configured(values: Mapping[str, object]) -> Configuration:
-    """A configuration from its options, with the defaults of its platform."""
-    values = dict(values)
+    """A configuration from its options, with the defaults of its platform.
+
+    Args:
+        values: as in `Configuration`, tables as mappings, values of their classes or dotted names.
+    """
+    values = flat(values)
     _count_stages(values)
     _name_regions(values)
-    if values.get("regions"):
-        c = build(Configuration, values, where="configuration")
-        return dataclasses.replace(c, workers=sum(group.workers for group in c.groups))
-    c = build(Configuration, values, where="configuration")
+    c = build(Configuration, nested(values), where="configuration")
+    if c.regions.given:
+        return dataclasses.replace(c, workers=sum(group.workers for group in c.regions.region))
     if c.pattern == "standalone" and "workers" not in values:
         c = dataclasses.replace(c, workers=1)
     c = c.resolved()
@@ -132,32 +139,36 @@ def configured(values: Mapping[str, object]) -> Configuration:
 
 def _name_regions(values: dict[str, object]) -> None:
     """Puts the regions of a file, and how they exchange, in place of its path."""
-    plan: RegionPlanMethod | None = values.get("region_plan")  # type: ignore[assignment]
-    if not isinstance(values.get("regions"), (str, Path)):
+    plan: RegionPlanMethod | None = values.get("regions.plan")  # type: ignore[assignment]
+    path = values.pop("regions.file", None)
+    if path is None:
         if plan is not None:
             raise JobError(
-                f"region_plan = '{plan}' is for a file of regions, and there is none", remedy="give regions, or leave region_plan out"
+                f"regions.plan = '{plan}' is for a file of regions, and there is none",
+                remedy="give regions.file, or leave regions.plan out",
             )
         return
-    found = load_kind("regions").read_options(str(values["regions"]), plan)
-    for name in ("region_store", "least_regions", "region_replan_every_s"):
+    if values.get("regions.region"):
+        raise JobError("regions.file and regions.region both name the regions", remedy="leave one of them out")
+    found = flat({"regions": load_kind("regions").read_options(str(path), plan)})
+    for name in ("regions.store", "regions.least_regions", "regions.replan_every_s"):
         found[name] = values.get(name, found[name])
     values |= found
 
 
 def _count_stages(values: dict[str, object]) -> None:
     """Adds stages and schedule from a placement, and workers from stages and replicas."""
-    if values.get("placement"):
+    if values.get("stages.placement"):
         from ephemeron.training.driver.launching.model_partition import placed_stages
 
-        count, schedule = placed_stages(str(values["placement"]))
-        values.setdefault("stages", count)
-        if "micro_batches" not in values and "schedule" not in values:
-            values |= {"micro_batches": schedule.micro_batches, "schedule": schedule.kind}
-            values.setdefault("recompute", schedule.recompute)
-    if "workers" not in values and ("stages" in values or "replicas" in values):
-        c = build(Configuration, values, where="configuration")
-        values["workers"] = c.stages * (c.replicas or 1)
+        count, schedule = placed_stages(str(values["stages.placement"]))
+        values.setdefault("stages.count", count)
+        if "stages.micro_batches" not in values and "stages.schedule" not in values:
+            values |= {"stages.micro_batches": schedule.micro_batches, "stages.schedule": schedule.kind}
+            values.setdefault("stages.recompute", schedule.recompute)
+    if "workers" not in values and ("stages.count" in values or "stages.replicas" in values):
+        c = build(Configuration, nested(values), where="configuration")
+        values["workers"] = c.stages.count * (c.stages.replicas or 1)
 
 
 def train(
@@ -216,7 +227,7 @@ def train(
         labels=labels,
         **options,
     )
-    if request.configuration.regions:
+    if request.configuration.regions.given:
         return _checked(load_kind("regions").launch(request, on_event=on_event, out=out), check)
     ready = prepared_run(request)
     prepared = ready.prepared
@@ -331,7 +342,7 @@ def dry_run(
 
 
 def _kind_of(request: LaunchRequest) -> str:
-    if request.configuration.regions:
+    if request.configuration.regions.given:
         return "regions"
     return "training" if request.job.sparse is None else "sparse"
 

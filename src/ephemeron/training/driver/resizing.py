@@ -17,15 +17,14 @@ def refuse_resizes(spec: RunSpec) -> None:
         JobError: names what excludes them.
     """
     c = spec.configuration
-    asks = c.resize_policy is not None or c.adapt
     reason = ""
-    if spec.stages is not None or c.stages > 1:
+    if spec.stages is not None or c.stages.count > 1:
         reason = "a model on several functions"
     elif spec.script is not None:
         reason = "a script with a loop of its own"
     elif c.pattern in ("parameter-server", "standalone"):
         reason = f"pattern '{c.pattern}'"
-    elif asks and sync_name(c.sync)[0] == "asp":
+    elif c.resize.asks and sync_name(c.sync)[0] == "asp":
         reason = "sync 'asp', whose functions agree on no iteration"
     if reason:
         raise JobError(f"the functions of a run cannot change with {reason}", remedy="start another run from its weights (init)")
@@ -37,13 +36,13 @@ def check_resizes(spec: RunSpec, limits: Limits) -> None:
     Raises:
         JobError, PlanInfeasible: names the change.
     """
-    entries, c = spec.configuration.resizes, spec.configuration
-    if entries or c.resize_policy is not None or c.adapt:
+    entries, c = spec.configuration.resize.schedule, spec.configuration
+    if entries or c.resize.asks:
         refuse_resizes(spec)
-    if c.resize_policy is not None and c.adapt:
-        raise JobError("both resize_policy and adapt decide on the functions", remedy="use one of them")
-    if c.adapt and spec.deadline_s is None and spec.budget_usd is None:
-        raise JobError("adapt = true needs something to keep", remedy="give limits.deadline_s or limits.budget_usd")
+    if c.resize.policy is not None and c.resize.adapt:
+        raise JobError("both resize.policy and resize.adapt decide on the functions", remedy="use one of them")
+    if c.resize.adapt and spec.deadline_s is None and spec.budget_usd is None:
+        raise JobError("resize.adapt = true needs something to keep", remedy="give limits.deadline_s or limits.budget_usd")
     if not entries:
         return
     check_schedule(entries, epochs=spec.epochs)

@@ -119,7 +119,7 @@ class RunDriver:
         self.ledger = CostMeter(spec.prices, servers=spec.servers)
         self._quotas_mb = {0: spec.configuration.memory_mb}
         """By generation, memory of its functions."""
-        self._adaptation = Adaptation(spec, platform.limits) if spec.configuration.adapt else None
+        self._adaptation = Adaptation(spec, platform.limits) if spec.configuration.resize.adapt else None
         self._wanted: Resize | None = None
         """Change that is to be asked for."""
         self._clock = clock
@@ -511,12 +511,12 @@ def describe(spec: RunSpec) -> dict[str, object]:
     c = spec.configuration
     between: dict[str, object] = (
         {}
-        if len(c.groups) < 2
+        if len(c.regions.region) < 2
         else {
-            "regions_plan": c.region_plan,
-            "regions_exchange": c.region_sync,
-            "regions_compression": c.region_compression,
-            "regions_exchange_every": c.exchange_every,
+            "regions_plan": c.regions.plan,
+            "regions_exchange": c.regions.sync,
+            "regions_compression": c.regions.compression,
+            "regions_exchange_every": c.regions.exchange_every,
         }
     )
     return between | {
@@ -524,8 +524,8 @@ def describe(spec: RunSpec) -> dict[str, object]:
         "sync": c.sync,
         "channel": c.channel,
         "exchange": c.exchanged,
-        "local_steps": c.local_steps,
-        "compression": c.compression,
+        "local_steps": c.exchange.local_steps,
+        "compression": c.exchange.compression,
         "workers": c.workers,
         "aggregators": c.aggregators,
         "memory_mb": None if between else c.memory_mb,
@@ -538,7 +538,12 @@ def describe(spec: RunSpec) -> dict[str, object]:
         **(
             {}
             if spec.stages is None
-            else {"stages": c.stages, "replicas": c.replicas, "micro_batches": c.micro_batches, "schedule": c.micro_batch_schedule}
+            else {
+                "stages": c.stages.count,
+                "replicas": c.stages.replicas,
+                "micro_batches": c.stages.micro_batches,
+                "schedule": c.stages.schedule,
+            }
         ),
         **_program(spec),
         "seed": spec.seed,

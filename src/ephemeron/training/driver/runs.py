@@ -182,7 +182,7 @@ class Runs:
         relay: Callable[[OnEvent], OnEvent],
         show: bool,
     ) -> Result:
-        if request.configuration.regions:
+        if request.configuration.regions.given:
             raise JobError("a run in several regions is not for a session", remedy="train it with ephemeron.train")
         self._check_budget()
         given = _ignore if on_event is None else relay(on_event)

@@ -38,7 +38,7 @@ class Resize(Typed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledResize(Resize):
-    """A change of the functions at the beginning of an epoch: an entry of `[[run.schedule]]`."""
+    """A change of the functions at the beginning of an epoch: an entry of `[[run.resize.schedule]]`."""
 
     from_epoch: Annotated[int, AtLeast(1)]
     """First epoch with the new values, counted from 0."""

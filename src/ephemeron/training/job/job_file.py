@@ -22,26 +22,18 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import build
 from ephemeron.data.spec import check_data
 from ephemeron.errors import JobError
+from ephemeron.training.job.former_names import refuse_former_names
 from ephemeron.training.job.spec import PROGRAMS, Job, RunRegion, check_program
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
 """Beginning of an address as a part of a path."""
-FORMER_NAMES = {
-    "average_every": "exchange_every",
-    "groups": "regions",
-    "group_store": "region_store",
-    "group_communicator": "region_communicator",
-    "group_relay": "region_relay",
-    "group_authority": "region_authority",
-}
-"""Names that options of a run had in earlier versions, and their names now."""
 
 
 def load_job(path: str | Path) -> Job:
@@ -97,13 +89,15 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
     if job.init is not None:
         job = dataclasses.replace(job, init=_existing(folder / os.path.expanduser(job.init), f"{where}: init"))
     run = dict(job.run)
-    for option in ("placement", "regions"):
-        if (path := run.get(option)) and isinstance(path, (str, Path)):
-            run[option] = str(_existing(folder / os.path.expanduser(str(path)), f"{where}: run.{option}"))
-    if isinstance(tables := run.get("regions"), tuple):
-        run["regions"] = tuple(_located(region, folder) for region in tables)
-    if isinstance(authority := run.get("region_authority"), Path):
-        run["region_authority"] = folder / authority.expanduser()
+    for name, key in (("stages", "placement"), ("regions", "file")):
+        if isinstance(table := run.get(name), Mapping) and table.get(key):
+            run[name] = {**table, key: str(_existing(folder / os.path.expanduser(str(table[key])), f"{where}: run.{name}.{key}"))}
+    if isinstance(regions := run.get("regions"), Mapping):
+        run["regions"] = regions = dict(regions)
+        if tables := regions.get("region"):
+            regions["region"] = tuple(_located(region, folder) for region in tables)
+        if authority := regions.get("authority"):
+            regions["authority"] = folder / authority.expanduser()
     loggers = tuple(
         logger if logger.folder is None else dataclasses.replace(logger, folder=(folder / os.path.expanduser(logger.folder)).resolve())
         for logger in job.loggers
@@ -149,28 +143,3 @@ def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
     if not path.exists():
         raise JobError(f"{where}: {path} does not exist")
     return path
-
-
-def refuse_former_names(options: Iterable[str], *, where: str = "") -> None:
-    """Refuses names that options of a run had in earlier versions.
-
-    Args:
-        options: names that are given.
-        where: prefix of the message.
-
-    Raises:
-        JobError: with the name of today.
-    """
-    for name in options:
-        if name in FORMER_NAMES:
-            raise JobError(f"{where}{name} is now {FORMER_NAMES[name]}", remedy=f"write {FORMER_NAMES[name]}")
-
-
-def with_names_of_today(options: Mapping[str, object]) -> dict[str, object]:
-    """Options of a run that an earlier version has stored, by the names that they have now."""
-    found = dict(options)
-    for former, name in FORMER_NAMES.items():
-        if former in found:
-            value = found.pop(former)
-            found[name] = value if value or name not in found else found[name]
-    return found

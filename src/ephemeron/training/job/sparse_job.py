@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ephemeron.errors import JobError
 from ephemeron.training.job.faults import Fault
+from ephemeron.training.job.run_options import values_of
 from ephemeron.training.job.spec import Configuration, Job, TrainingOptions
 
 _OWN = frozenset(
@@ -20,7 +21,7 @@ _OWN = frozenset(
         "function_timeout_s",
         "nonaggregator_batch_size",
         "aggregators",
-        "exchange",
+        "exchange.quantity",
     )
 )
 """Options of a run that mean something to a sparse job, or that `resolved` sets."""
@@ -57,10 +58,10 @@ def refuse_runs(c: Configuration) -> None:
     """
     if c.platform == "simulated":
         raise JobError("a sparse job cannot be simulated", remedy="use platform local, or a cloud's")
-    usual = Configuration().resolved()
-    for f in dataclasses.fields(Configuration):
-        if f.name not in _OWN and getattr(c, f.name) != getattr(usual, f.name):
-            raise _foreign(f"run.{f.name}")
+    usual = values_of(Configuration().resolved())
+    for name, value in values_of(c).items():
+        if name not in _OWN and (name not in usual or value != usual[name]):
+            raise _foreign(f"run.{name}")
     if c.direct:
         raise _foreign(f"channel '{c.channel}'", "functions are connected to the shards anyway; leave it out")
 

@@ -17,6 +17,7 @@ from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Partial, P
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.functions.world import Simulation
+from ephemeron.training.job.former_names import refuse_former_names
 from ephemeron.training.job.generation import ScheduledResize
 from ephemeron.training.job.logger_spec import LoggerSpec
 from ephemeron.training.job.sparse_spec import SparseSpec
@@ -24,7 +25,7 @@ from ephemeron.training.job.target import Target as Target
 
 PlatformName = Literal["local", "simulated", "aws", "aws-microvm", "openfaas", "ray", "lithops"]
 Pattern = Literal["k-reduce", "all-reduce", "scatter-reduce", "pipelined", "parameter-server", "standalone"]
-Exchange = Literal["gradients", "parameters", "deltas"]
+ExchangeQuantity = Literal["gradients", "parameters", "deltas"]
 Compression = Literal["none", "bf16", "int8", "sparse"]
 OnNonFinite = Literal["stop", "continue"]
 ScheduleName = Literal["plain", "gpipe", "1f1b"]
@@ -37,7 +38,7 @@ RegionPlanMethod = Literal["match", "cheapest", "fastest", "all"]
 
 PLATFORMS: tuple[str, ...] = get_args(PlatformName)
 PATTERNS: tuple[str, ...] = get_args(Pattern)
-EXCHANGES: tuple[str, ...] = get_args(Exchange)
+EXCHANGES: tuple[str, ...] = get_args(ExchangeQuantity)
 COMPRESSIONS: tuple[str, ...] = get_args(Compression)
 ON_NON_FINITE: tuple[str, ...] = get_args(OnNonFinite)
 SCHEDULES: tuple[str, ...] = get_args(ScheduleName)
@@ -149,6 +150,95 @@ class RunRegion(Typed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeOptions(Typed):
+    """What functions exchange in each iteration: the table `[run.exchange]`."""
+
+    quantity: ExchangeQuantity | None = None
+    """Quantity that functions exchange; None: gradients, or with several local steps deltas."""
+    local_steps: Count = 1
+    """H: batches that a function trains on, with an optimiser step each, in every iteration, which ends with one exchange."""
+    outer_optimizer: Target = field(default_factory=lambda: Target(target=AVERAGE), hash=False)
+    """Optimiser that is given the merged deltas as gradients: `average`, or a name in `torch.optim` and its options."""
+    compression: Compression = "none"
+    """Compression of the exchange; int8 has error feedback, sparse loses nothing."""
+    ranks_per_machine: Count = 1
+    """L, on direct channels under BSP: L neighbours by rank share a machine. Their contributions are added up there first, so that an L-th as
+    much is sent between machines. Results are those of all runs with the same L."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOptions(Typed):
+    """How a model is divided among several functions: the table `[run.stages]`."""
+
+    count: Count = 1
+    """S: functions among which each copy of the model is divided, layer by layer; `workers` is S times `replicas`."""
+    replicas: _OrDefault = 0
+    """R: copies of the model, each with its share of the batch; 0: `workers` / `count`."""
+    micro_batches: Count = 1
+    """Parts into which a replica's batch is divided, to be processed by several stages at once."""
+    schedule: ScheduleName | None = None
+    """Order of micro-batches on a stage; None: 1f1b if there are several micro-batches, else plain."""
+    recompute: bool = False
+    """Stages keep the inputs of micro-batches instead of all activations, and repeat their forward passes."""
+    placement: str = ""
+    """Path of a file written by `ephemeron partition --out`; "": stages are found before the launch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeOptions(Typed):
+    """How the functions change during the run: the table `[run.resize]`."""
+
+    schedule: tuple[ScheduledResize, ...] = ()
+    """Changes at given epochs, as tables `[[run.resize.schedule]]`."""
+    policy: Target | None = None
+    """`module:Class` of an `ephemeron.Schedule`, or `module:function`, that decides after each epoch how the functions change."""
+    adapt: bool = False
+    """The client changes the number of functions when the deadline or the budget is about to be missed."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is decided during the run how the functions change."""
+        return self.policy is not None or self.adapt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionOptions(Typed):
+    """Regions, each with functions of its own, and how they exchange: the table `[run.regions]`. Without regions all functions are one group."""
+
+    file: Path | None = None
+    """Path of a `regions.toml`, in place of `region`."""
+    region: tuple[RunRegion, ...] = ()
+    """Regions, at least two, as tables `[[run.regions.region]]`."""
+    plan: RegionPlanMethod | None = None
+    """Functions of the regions of a file that have no `workers`: `match` (computing power in proportion to the data), `cheapest` or `fastest`
+    (exact), `all` (what their devices have cores for). None: the `plan` of the file, or `match`."""
+    exchange_every: Count = 10
+    """H: iterations between two exchanges of the regions."""
+    sync: Annotated[str, _REGION_SYNC] = "sma"
+    """What regions exchange and when they wait for each other: `asgd`, `asgd-ga`, `ama`, `sma`, `diloco`, with options as in
+    `diloco:fragments=4,delay=5`; `auto` is `diloco:auto`, which follows the measured link."""
+    compression: Annotated[str, _REGION_COMPRESSION] = "none"
+    """Compression of what regions exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
+    least_regions: Count = 1
+    """Regions that can be started when the run begins, at least; with fewer it fails. Others join when they can."""
+    replan_every_s: NonNegative = 0.0
+    """Seconds between two new plans for the functions of regions that train, from measured iteration times; 0: none."""
+    store: str = ""
+    """Address of the store through which regions exchange parameters; "": a folder, where all regions run on this machine."""
+    communicator: Literal["store", "tcp"] = "store"
+    """How regions exchange: through `store`, or over TCP connections of their ranks 0, with the store for their addresses."""
+    relay: str = ""
+    """Address of a rendezvous service that relays connections of regions which nothing can connect to."""
+    authority: Path | None = None
+    """PEM file of the authority that signs the certificates of regions."""
+
+    @property
+    def given(self) -> bool:
+        """Whether there are regions."""
+        return self.file is not None or bool(self.region)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration(Typed):
     """Options of a run, chosen by a plan or given as flags."""
 
@@ -173,21 +263,6 @@ class Configuration(Typed):
     """Samples per optimiser step of an aggregator (FasDL: B^a)."""
     nonaggregator_batch_size: _OrDefault = 0
     """Samples per optimiser step of a non-aggregator (B^n); 0: as `batch_size`."""
-    local_steps: Count = 1
-    """H: batches that a function trains on, with an optimiser step each, in every iteration, which ends with one exchange."""
-    resize_policy: Target | None = None
-    """`module:Class` of an `ephemeron.Schedule`, or `module:function`, that decides after each epoch how the functions change."""
-    adapt: bool = False
-    """The client changes the number of functions when the deadline or the budget is about to be missed."""
-    exchange: Exchange | None = None
-    """Quantity that workers exchange in each iteration; None: gradients, or with several local steps deltas."""
-    outer_optimizer: Target = field(default_factory=lambda: Target(target=AVERAGE), hash=False)
-    """Optimiser that is given the merged deltas as gradients: `average`, or a name in `torch.optim` and its options."""
-    compression: Compression = "none"
-    """Compression of the exchange; int8 has error feedback, sparse loses nothing."""
-    ranks_per_machine: Count = 1
-    """L, on direct channels under BSP: L neighbours by rank share a machine. Their contributions are added up there first, so that an L-th as
-    much is sent between machines. Results are those of all runs with the same L."""
     function_timeout_s: NonNegative = 0.0
     """Time limit of an invocation, seconds; 0: the platform's limit. Longer runs are handed off to successors."""
     checkpoint_every: Count = 25
@@ -198,48 +273,14 @@ class Configuration(Typed):
     """`stop` the run at the first loss, gradient or parameter that is NaN or infinite, or `continue`."""
     channel_retry_s: NonNegative = 300.0
     """Seconds for which failed requests to the channel are repeated (requests that are refused are not)."""
-    stages: Count = 1
-    """S: functions among which each copy of the model is divided, layer by layer; `workers` is S times `replicas`."""
-    replicas: _OrDefault = 0
-    """R: copies of the model, each with its share of the batch; 0: `workers` / `stages`."""
-    micro_batches: Count = 1
-    """Parts into which a replica's batch is divided, to be processed by several stages at once."""
-    schedule: ScheduleName | tuple[ScheduledResize, ...] | None = None
-    """With stages: order of micro-batches on a stage; None: 1f1b if there are several micro-batches, else plain. Without: changes
-    of the functions during the run, as a list of tables `[[run.schedule]]`."""
-    recompute: bool = False
-    """Stages keep the inputs of micro-batches instead of all activations, and repeat their forward passes."""
-    placement: str = ""
-    """Path of a file written by `ephemeron partition --out`; "": stages are found before the launch."""
-    regions: Path | tuple[RunRegion, ...] | None = None
-    """Regions, at least two, each with functions of its own: the path of a `regions.toml`, or tables `[[run.regions]]`. None: all functions are one group."""
-    region_plan: RegionPlanMethod | None = None
-    """Functions of the regions of a file that have no `workers`: `match` (computing power in proportion to the data), `cheapest` or `fastest`
-    (exact), `all` (what their devices have cores for). None: the `plan` of the file, or `match`."""
-    exchange_every: Count = 10
-    """H: iterations between two exchanges of the regions."""
-    region_sync: Annotated[str, _REGION_SYNC] = "sma"
-    """What regions exchange and when they wait for each other: `asgd`, `asgd-ga`, `ama`, `sma`, `diloco`, with options as in
-    `diloco:fragments=4,delay=5`; `auto` is `diloco:auto`, which follows the measured link."""
-    region_compression: Annotated[str, _REGION_COMPRESSION] = "none"
-    """Compression of what regions exchange, with error feedback: `none`, `int8`, `int4`, `topk:SHARE`, `topk2:SHARE`."""
-    least_regions: Count = 1
-    """Regions that can be started when the run begins, at least; with fewer it fails. Others join when they can."""
-    region_replan_every_s: NonNegative = 0.0
-    """Seconds between two new plans for the functions of regions that train, from measured iteration times; 0: none."""
-    region_store: str = ""
-    """Address of the store through which regions exchange parameters; "": a folder, where all regions run on this machine."""
-    region_communicator: Literal["store", "tcp"] = "store"
-    """How regions exchange: through `region_store`, or over TCP connections of their ranks 0, with the store for their addresses."""
-    region_relay: str = ""
-    """Address of a rendezvous service that relays connections of regions which nothing can connect to."""
-    region_authority: Path | None = None
-    """PEM file of the authority that signs the certificates of regions."""
-
-    @property
-    def groups(self) -> tuple[RunRegion, ...]:
-        """Groups of functions, one for each region; empty: all are one group, or regions are still a file."""
-        return self.regions if isinstance(self.regions, tuple) else ()
+    exchange: ExchangeOptions = field(default_factory=ExchangeOptions)
+    """What functions exchange in each iteration."""
+    stages: StageOptions = field(default_factory=StageOptions)
+    """How the model is divided among several functions."""
+    resize: ResizeOptions = field(default_factory=ResizeOptions)
+    """How the functions change during the run."""
+    regions: RegionOptions = field(default_factory=RegionOptions)
+    """Regions, each with functions of its own, and how they exchange."""
 
     @property
     def direct(self) -> bool:
@@ -252,19 +293,9 @@ class Configuration(Typed):
         return store_address(self.channel)
 
     @property
-    def resizes(self) -> tuple[ScheduledResize, ...]:
-        """Changes of the functions during the run."""
-        return self.schedule if isinstance(self.schedule, tuple) else ()
-
-    @property
-    def micro_batch_schedule(self) -> ScheduleName | None:
-        """Order of micro-batches on a stage."""
-        return None if isinstance(self.schedule, tuple) else self.schedule
-
-    @property
     def group(self) -> int:
         """Ranks that share the batch and reduce gradients together: all, or the replicas of a stage."""
-        return self.workers // self.stages
+        return self.workers // self.stages.count
 
     def resolved(self) -> Configuration:
         """This configuration with its defaults filled in.
@@ -272,7 +303,7 @@ class Configuration(Typed):
         Raises:
             JobError: two values contradict each other.
         """
-        schedule = self._scheduled()
+        schedule = self._micro_batch_schedule()
         members = self._members()
         fixed = {"all-reduce": 1, "scatter-reduce": members, "standalone": 1}.get(self.pattern)
         most = self.pattern == "pipelined" or self.direct
@@ -283,7 +314,7 @@ class Configuration(Typed):
                 remedy="leave aggregators out, or use pattern 'k-reduce'",
             )
         if k > members:
-            kind = "workers" if self.stages == 1 else "replicas"
+            kind = "workers" if self.stages.count == 1 else "replicas"
             raise JobError(
                 f"aggregators = {k} is more than {kind} = {members}", remedy=f"aggregators are {kind} too: choose 1 ≤ aggregators ≤ {kind}"
             )
@@ -293,43 +324,49 @@ class Configuration(Typed):
             self,
             aggregators=k,
             nonaggregator_batch_size=self.nonaggregator_batch_size or self.batch_size,
-            exchange=self.exchanged,
-            schedule=schedule if self.stages > 1 else self.resizes or None,
-            replicas=members if self.stages > 1 else 0,
+            exchange=dataclasses.replace(self.exchange, quantity=self.exchanged),
+            stages=dataclasses.replace(
+                self.stages, schedule=schedule if self.stages.count > 1 else None, replicas=members if self.stages.count > 1 else 0
+            ),
         )
 
-    def _scheduled(self) -> ScheduleName:
-        if self.resizes and self.stages > 1:
+    def _micro_batch_schedule(self) -> ScheduleName:
+        stages = self.stages
+        if self.resize.schedule and stages.count > 1:
             raise JobError(
                 "the functions of a model on several functions cannot change during a run",
-                remedy="leave [[run.schedule]] out, or use stages = 1",
+                remedy="leave [[run.resize.schedule]] out, or use stages.count = 1",
             )
-        schedule = self.micro_batch_schedule or ("1f1b" if self.micro_batches > 1 else "plain")
-        if schedule == "plain" and self.micro_batches > 1:
+        schedule = stages.schedule or ("1f1b" if stages.micro_batches > 1 else "plain")
+        if schedule == "plain" and stages.micro_batches > 1:
             raise JobError(
-                f"schedule 'plain' takes the batch whole, but micro_batches = {self.micro_batches}", remedy="use schedule 1f1b or gpipe"
+                f"stages.schedule 'plain' takes the batch whole, but micro_batches = {stages.micro_batches}",
+                remedy="use stages.schedule 1f1b or gpipe",
             )
-        if schedule == "plain" and self.recompute:
-            raise JobError("recompute is for several micro-batches, and there is one", remedy="say micro_batches = 2")
+        if schedule == "plain" and stages.recompute:
+            raise JobError("stages.recompute is for several micro-batches, and there is one", remedy="say stages.micro_batches = 2")
         return schedule
 
     def _members(self) -> int:
         """Ranks of a group."""
-        if self.stages == 1 and (self.micro_batches > 1 or self.placement):
+        stages = self.stages
+        if stages.count == 1 and (stages.micro_batches > 1 or stages.placement):
             raise JobError(
-                "micro_batches and placement are for a model on several functions, and stages = 1", remedy="say stages = 2 or more"
+                "stages.micro_batches and stages.placement are for a model on several functions, and stages.count = 1",
+                remedy="say stages.count = 2 or more",
             )
-        members, rest = divmod(self.workers, self.stages)
-        if rest or members == 0 or self.replicas not in (0, members):
+        members, rest = divmod(self.workers, stages.count)
+        if rest or members == 0 or stages.replicas not in (0, members):
             raise JobError(
-                f"workers = {self.workers} are not stages × replicas = {self.stages} × {self.replicas or '…'}", remedy="leave workers out"
+                f"workers = {self.workers} are not stages.count × replicas = {stages.count} × {stages.replicas or '…'}",
+                remedy="leave workers out",
             )
         return members
 
     @property
-    def exchanged(self) -> Exchange:
-        """`exchange`, or its default."""
-        return self.exchange or ("gradients" if self.local_steps == 1 else "deltas")
+    def exchanged(self) -> ExchangeQuantity:
+        """`exchange.quantity`, or its default."""
+        return self.exchange.quantity or ("gradients" if self.exchange.local_steps == 1 else "deltas")
 
     @property
     def global_batch(self) -> int:
@@ -478,6 +515,8 @@ class Job(TrainingOptions, _JobHead):
     """Defaults for `Configuration`; flags of `train` and arguments of `configure` override them."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.run, Mapping):
+            refuse_former_names(self.run, where="Job: run.")
         super().__post_init__()
         given = {
             "model": self.model.target != OF_TASK,

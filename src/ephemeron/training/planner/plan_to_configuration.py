@@ -7,9 +7,9 @@ from typing import Any
 from ephemeron.training.planner.plan import Choice
 
 EXPLICIT = (
-    "stages",
-    "replicas",
-    "placement",
+    "stages.count",
+    "stages.replicas",
+    "stages.placement",
     "workers",
     "aggregators",
     "memory_mb",
@@ -17,9 +17,9 @@ EXPLICIT = (
     "nonaggregator_batch_size",
     "pattern",
     "sync",
-    "compression",
+    "exchange.compression",
 )
-"""Values of a configuration that say how to run; where a user gives any of them, nothing is planned."""
+"""Dotted names of options that say how to run; where a user gives any of them, nothing is planned."""
 
 
 def overrides(choice: Choice) -> dict[str, Any]:
@@ -32,6 +32,5 @@ def overrides(choice: Choice) -> dict[str, Any]:
         "nonaggregator_batch_size": choice.batch_size_nonaggregator,
         "pattern": choice.pattern,
         "sync": choice.sync,
-        "compression": choice.compression,
-        "local_steps": choice.local_steps,
+        "exchange": {"compression": choice.compression, "local_steps": choice.local_steps},
     }

@@ -34,7 +34,9 @@ class OuterOptimizer:
     def __init__(self, target: Target | None, parameters: Sequence[nn.Parameter]) -> None:
         if target is None or target.target == AVERAGE:
             if target is not None and target.options:
-                raise JobError("outer_optimizer 'average' has no options", remedy='use target = "SGD" for a learning rate or momentum')
+                raise JobError(
+                    "exchange.outer_optimizer 'average' has no options", remedy='use target = "SGD" for a learning rate or momentum'
+                )
             target = Target(target="SGD", options={"lr": 1.0})
         self._optimizer = optimizer_over(target, list(parameters))
 

@@ -76,21 +76,21 @@ def decision_of(target: Target, folders: list[Path]) -> Decide:
     found: Any = resolve(target.target, folders)
     if not inspect.isclass(found):
         if not callable(found):
-            raise JobError(f"resize_policy {target.target} is a {type(found).__name__}", remedy="name a class or a function")
+            raise JobError(f"resize.policy {target.target} is a {type(found).__name__}", remedy="name a class or a function")
         return partial(_checked, target.target, partial(found, **target.options))
     try:
         with guarded():
             made = found(**target.options)
     except Exception as e:
-        raise JobError(f"resize_policy {target.target} raised {line_of(e)}") from e
+        raise JobError(f"resize.policy {target.target} raised {line_of(e)}") from e
     decide: Decide | None = getattr(made, "decide", None)
     if not callable(decide):
-        raise JobError(f"resize_policy {target.target} has no method decide", remedy="derive it from ephemeron.Schedule")
+        raise JobError(f"resize.policy {target.target} has no method decide", remedy="derive it from ephemeron.Schedule")
     return partial(_checked, target.target, decide)
 
 
 def _checked(name: str, decide: Decide, measured: EpochMeasurements) -> Resize | None:
     found: object = decide(measured)
     if found is not None and not isinstance(found, Resize):
-        raise JobError(f"resize_policy {name} returned a {type(found).__name__}", remedy="return ephemeron.Resize(…) or None")
+        raise JobError(f"resize.policy {name} returned a {type(found).__name__}", remedy="return ephemeron.Resize(…) or None")
     return found

@@ -133,7 +133,7 @@ class TrainingLoop:
         self.evaluation = EvaluationSums()
         self.decisions = started.decisions
         self.change = GenerationChange(self.lifecycle, started.agreed)
-        policy = self.configuration.resize_policy
+        policy = self.configuration.resize.policy
         decides = self.invocation.rank == 0 and policy is not None
         self.deciding = (
             EpochDecision(self.lifecycle, decision_of(policy, self.invocation.code or []), started.ended) if decides and policy else None

@@ -20,8 +20,8 @@ from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.prices import Prices
 from ephemeron.training.collectives.chunking import CHUNK_BYTES
 from ephemeron.training.job import Configuration, Script, Target, TrainingOptions
+from ephemeron.training.job.former_names import with_names_of_today
 from ephemeron.training.job.generation import Generation, Resize, resized_values
-from ephemeron.training.job.job_file import with_names_of_today
 from ephemeron.training.job.sparse_spec import SparseProgram
 
 
@@ -111,9 +111,9 @@ class GroupMembership:
     rounds: int
     """Exchanges before the one at the end of the run."""
     sync: str = "sma"
-    """Policy; see `Configuration.region_sync`."""
+    """Policy; see `RegionOptions.sync`."""
     compression: str = "none"
-    """See `Configuration.region_compression`."""
+    """See `RegionOptions.compression`."""
     network: GroupNetwork | None = None
     """Connections between groups; None: they exchange through the store."""
     iterations: tuple[int, ...] = ()
@@ -289,7 +289,7 @@ class RunSpec:
     def scheduled(self) -> Generation | None:
         """The next generation by the job's schedule; None: there is none."""
         epoch = self.current_generation.from_epoch
-        entry = next((e for e in self.configuration.resizes if epoch < e.from_epoch < self.epochs), None)
+        entry = next((e for e in self.configuration.resize.schedule if epoch < e.from_epoch < self.epochs), None)
         return None if entry is None else self.resized(entry, self.timeline.start_of(entry.from_epoch))
 
     def train_parts(self, rank: int) -> list[Part]:
@@ -328,7 +328,7 @@ class RunSpec:
     def proportions(self) -> tuple[int, ...]:
         """Samples of an iteration by rank: a batch for each local step. Ranks share the batches of a script in proportion to them."""
         c = self.configuration
-        return tuple(c.batch_of(r) * c.local_steps for r in range(c.group))
+        return tuple(c.batch_of(r) * c.exchange.local_steps for r in range(c.group))
 
     @property
     def program(self) -> str:

@@ -52,7 +52,7 @@ def simulated_run(
             for i, (w, m) in enumerate(sizes)
             if i and (w, m) != sizes[i - 1]
         ]
-        options |= {"schedule": changes} if changes else {}
+        options |= {"resize": {"schedule": changes}} if changes else {}
     else:
         limits = dataclasses.replace(limits, budget_usd=spec.budget_usd)
         job = dataclasses.replace(job, epochs=spec.epochs, limits=limits)

@@ -156,10 +156,10 @@ class SavedPolicy(Typed):
                 for i, (before, size) in enumerate(itertools.pairwise((first, *others)), 1)
                 if size != before
             ]
-            return self._sizes(first) | ({"schedule": changes} if changes else {})
+            return self._sizes(first) | ({"resize": {"schedule": changes}} if changes else {})
         policy = self.exported(name)
         first = policy.decide(EpochState(loss=self.environment.curve.start))
-        return self._sizes(first) | {"resize_policy": Target(target=SCHEDULE, options={"policy": plain(policy)})}
+        return self._sizes(first) | {"resize": {"policy": Target(target=SCHEDULE, options={"policy": plain(policy)})}}
 
     def _sizes(self, size: tuple[int, int]) -> dict[str, Any]:
         return {"workers": size[0], "memory_mb": size[1], "aggregators": min(self.environment.aggregators, size[0])}

@@ -20,6 +20,7 @@ from ephemeron.runs import folders
 from ephemeron.runs.folders import RESULT_FILE
 from ephemeron.training import planning_workflow
 from ephemeron.training.job import Configuration, Job
+from ephemeron.training.job.run_options import merged, nested
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.profiling.simulated import world_profile
 from ephemeron.training.task.learned_schedule import ActionBounds
@@ -104,18 +105,17 @@ def allowed(job: Job, flags: Mapping[str, object]) -> Configuration:
         if name in given:
             raise JobError(f"--{name.replace('_', '-')} and a learned schedule both choose the functions", remedy="leave one of them out")
     own = {name: value for name, value in job.run.items() if name not in CHOSEN}
-    values = {"sync": "hsp", **own, **given}
-    c = build(Configuration, values, where="configuration")
+    c = build(Configuration, nested({"sync": "hsp", **merged(own, given)}), where="configuration")
     excluded = {
         "a script with a loop of its own": job.script is not None,
-        "a model on several functions": c.stages > 1 or bool(c.placement),
-        "regions": bool(c.regions),
+        "a model on several functions": c.stages.count > 1 or bool(c.stages.placement),
+        "regions": c.regions.given,
         f"pattern '{c.pattern}'": c.pattern != "k-reduce",
         f"sync '{c.sync}'": c.sync not in ("hsp", "bsp"),
         "sync 'bsp' and sampling 'global', whose functions change within epochs": c.sync == "bsp" and job.data.sampling == "global",
-        "local steps": c.local_steps > 1,
-        f"compression '{c.compression}'": c.compression != "none",
-        "another schedule, a resize_policy or adapt": c.schedule is not None or c.resize_policy is not None or c.adapt,
+        "local steps": c.exchange.local_steps > 1,
+        f"compression '{c.exchange.compression}'": c.exchange.compression != "none",
+        "another schedule, a policy or adapt": bool(c.resize.schedule) or c.resize.asks,
         "a larger batch of those that do not aggregate": c.nonaggregator_batch_size not in (0, c.batch_size),
     }
     for what, found in excluded.items():

@@ -55,22 +55,24 @@ def digits(tmp_path_factory):
         {"workers": 2, "batch_size": 32},
         {"workers": 4, "aggregators": 1, "batch_size": 16, "memory_mb": 1024},
         {"workers": 4, "aggregators": 2, "batch_size": 32},
-        {"workers": 4, "aggregators": 4, "batch_size": 16, "compression": "bf16"},
+        {"workers": 4, "aggregators": 4, "batch_size": 16, "exchange": {"compression": "bf16"}},
         {"workers": 8, "aggregators": 3, "batch_size": 16, "memory_mb": 3008},
         {"workers": 4, "aggregators": 2, "batch_size": 16, "nonaggregator_batch_size": 24, "sync": "hap"},
         {"workers": 4, "pattern": "pipelined", "batch_size": 32},
         {"workers": 4, "aggregators": 2, "batch_size": 16, "function_timeout_s": 12.0},
-        {"workers": 4, "aggregators": 2, "batch_size": 8, "local_steps": 4},
-        {"workers": 4, "batch_size": 8, "nonaggregator_batch_size": 12, "sync": "hap", "local_steps": 3},
+        {"workers": 4, "aggregators": 2, "batch_size": 8, "exchange": {"local_steps": 4}},
+        {"workers": 4, "batch_size": 8, "nonaggregator_batch_size": 12, "sync": "hap", "exchange": {"local_steps": 3}},
     ],
     ids=str,
 )
 def test_predictions_hold_in_the_simulator(digits, values):
     job, profile = digits
     c = configure(job, platform="simulated", **values)
-    terms = ExecutionOptions(pattern=c.pattern, sync=c.sync, compression=c.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s)
+    terms = ExecutionOptions(
+        pattern=c.pattern, sync=c.sync, compression=c.exchange.compression, epochs=job.epochs, lifetime_s=c.function_timeout_s
+    )
     p = predict(
-        profile.workload.with_local_steps(c.local_steps),
+        profile.workload.with_local_steps(c.exchange.local_steps),
         profile.platform,
         terms,
         workers=c.workers,

@@ -201,11 +201,11 @@ def estimated(prepared: Prepared, first_steps: FirstSteps) -> Estimate | None:
         samples=spec.samples,
         test_samples=prepared.test_samples,
         state_mb=first_steps.state_mb,
-    ).with_local_steps(c.local_steps)
+    ).with_local_steps(c.exchange.local_steps)
     terms = ExecutionOptions(
         pattern=c.pattern,
         sync=c.sync,
-        compression=c.compression,
+        compression=c.exchange.compression,
         epochs=spec.epochs,
         lifetime_s=c.function_timeout_s or None,
         checkpoint_every=c.checkpoint_every,

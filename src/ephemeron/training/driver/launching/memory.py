@@ -108,7 +108,7 @@ def estimate(
     largest = max(phases, key=lambda name: phases[name])
     lacks = min(policy_for(c.sync).other_staleness, MOST_PROVISIONAL) if stale and c.workers > 1 else 0
     provisional = lacks + 1 + optimizer_copies if lacks else 0  # own gradients; copies of parameters and optimiser
-    local = 1 + OUTER_COPIES.get(c.outer_optimizer.target, 2) if c.exchanged == "deltas" else 0
+    local = 1 + OUTER_COPIES.get(c.exchange.outer_optimizer.target, 2) if c.exchanged == "deltas" else 0
     shard = vector_bytes / max(1, c.aggregators)
     gathered = 0 if c.workers == 1 else min(PREFETCHED, c.workers - 1) + 2
     return MemoryEstimate(
@@ -125,7 +125,7 @@ def _kept(c: Configuration) -> int:
     """Vectors that a member of a direct channel keeps for the others: contributions, and versions until they are durable."""
     if not c.direct or c.group == 1 or not policy_for(c.sync).deterministic:
         return 0
-    repeated = 0 if c.sync == "bsp" and c.stages == 1 and not c.groups else 2 * c.checkpoint_every
+    repeated = 0 if c.sync == "bsp" and c.stages.count == 1 and not c.regions.region else 2 * c.checkpoint_every
     return 2 * KEPT_VERSIONS + repeated
 
 

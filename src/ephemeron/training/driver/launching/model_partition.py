@@ -114,7 +114,7 @@ def divide(
             remedy=f"{tracing.remedy}, or train it with stages = 1" if tracing.remedy else "train it with stages = 1",
         )
     replicas = c.group
-    micro = [n for r in range(replicas) for n in sizes(c.batch_of(r), c.micro_batches)]
+    micro = [n for r in range(replicas) for n in sizes(c.batch_of(r), c.stages.micro_batches)]
     open_batch = all(i.shape is None or not i.shape or i.shape[0] is None for i in traced.program.inputs)
     if not open_batch and set(micro) != {batch.samples}:
         raise JobError(
@@ -133,12 +133,14 @@ def divide(
         held_bytes=data.held_bytes(max(spec.split.counts), c.batch_size),
         vcpus=c.memory_mb / mb_per_vcpu,
     )
-    plan = load(parse_plan, c.placement) if c.placement else None
+    plan = load(parse_plan, c.stages.placement) if c.stages.placement else None
     placement = _found(graph, c, costs) if plan is None else plan.placement
     parts = split(traced, placement, stages=() if plan is None else plan.stages, ties="apart")
-    if len(parts.devices) != c.stages:
-        raise JobError(f"{c.placement} has {len(parts.devices)} devices, and stages = {c.stages}", remedy="leave stages out")
-    if parts.shared and c.compression == "int8":
+    if len(parts.devices) != c.stages.count:
+        raise JobError(
+            f"{c.stages.placement} has {len(parts.devices)} devices, and stages.count = {c.stages.count}", remedy="leave stages.count out"
+        )
+    if parts.shared and c.exchange.compression == "int8":
         raise JobError(
             f"{next(iter(parts.shared))} is on several stages, and compression 'int8' would round its copies apart",
             remedy="use bf16 or none",
@@ -149,17 +151,17 @@ def divide(
     for k, needed in enumerate(needs):
         if needed > c.memory_mb:
             raise PlanInfeasible(
-                f"stage {k} of {c.stages} needs at least {needed:.0f} MB, the quota of a function is {c.memory_mb} MB; "
+                f"stage {k} of {c.stages.count} needs at least {needed:.0f} MB, the quota of a function is {c.memory_mb} MB; "
                 "use more --stages, more --micro-batches or a larger --memory-mb",
                 binding="memory",
             )
-    schedule = Schedule(kind=c.micro_batch_schedule or "plain", micro_batches=c.micro_batches, recompute=c.recompute)
+    schedule = Schedule(kind=c.stages.schedule or "plain", micro_batches=c.stages.micro_batches, recompute=c.stages.recompute)
     check_stages(parts, schedule=schedule, original=model)
     stages = Stages(
         replicas=replicas,
-        micro_batches=c.micro_batches,
+        micro_batches=c.stages.micro_batches,
         schedule=schedule.kind,
-        recompute=c.recompute,
+        recompute=c.stages.recompute,
         fed=_fed(parts, traced),
         shares=tuple(sum(forward_s[o.name] for o in own) / whole for own in by_device.values()),
         test_samples=tuple(len(part) for part in np.array_split(np.arange(data.test_samples), replicas)),
@@ -211,7 +213,7 @@ class _Costs:
 
     def seconds(self, p: PipelineSegment) -> float:
         """Seconds of an iteration on a stage. Computing, sending and receiving overlap."""
-        m = self.c.micro_batches
+        m = self.c.stages.micro_batches
         latency_s, bandwidth = self.network[0] or LATENCY_S, (self.network[1] or BANDWIDTH_MB_S) * 1e6
         times = self.scale * m
         compute_s = p.compute_s * times / min(1.0, self.vcpus)
@@ -222,26 +224,28 @@ class _Costs:
         """Least memory, MB: runtime, states, gradients, one merged vector, samples, and activations of micro-batches in flight."""
         from ephemeron.partition.runtime.dispatcher import in_flight
 
-        schedule = Schedule(kind=self.c.micro_batch_schedule or "plain", micro_batches=self.c.micro_batches)
-        names = [str(s) for s in range(self.c.stages)]
-        kept = list(in_flight(schedule, names).values())[min(stage, self.c.stages - 1)]
+        schedule = Schedule(kind=self.c.stages.schedule or "plain", micro_batches=self.c.stages.micro_batches)
+        names = [str(s) for s in range(self.c.stages.count)]
+        kept = list(in_flight(schedule, names).values())[min(stage, self.c.stages.count - 1)]
         states = p.parameter_bytes * (3 + self.copies)
-        samples = self.held_bytes if stage in (0, self.c.stages - 1) else 0
-        made = p.made_bytes + p.enter_bytes * (kept - 1) if self.c.recompute else p.made_bytes * kept
+        samples = self.held_bytes if stage in (0, self.c.stages.count - 1) else 0
+        made = p.made_bytes + p.enter_bytes * (kept - 1) if self.c.stages.recompute else p.made_bytes * kept
         return RUNTIME_MB + (states + samples + made * self.scale) / MIB
 
 
 def _found(graph: Graph, c: Configuration, costs: _Costs) -> Mapping[str, str]:
     pieces = PipelineSegments(graph)
     quota = float(c.memory_mb)
-    cut = best_cuts(pieces, c.stages, seconds=costs.seconds, need=costs.need_mb, memory=quota)
+    cut = best_cuts(pieces, c.stages.count, seconds=costs.seconds, need=costs.need_mb, memory=quota)
     if cut is None:
-        lean = leanest_cuts(pieces, c.stages, need=costs.need_mb)
+        lean = leanest_cuts(pieces, c.stages.count, need=costs.need_mb)
         if lean is None:
-            raise JobError(f"{graph.name} has {len(pieces.cuts) - 1} pieces, and stages = {c.stages}", remedy="use fewer stages")
+            raise JobError(
+                f"{graph.name} has {len(pieces.cuts) - 1} pieces, and stages.count = {c.stages.count}", remedy="use fewer stages"
+            )
         needed = max(costs.need_mb(s, p) for s, p in enumerate(lean))
         raise PlanInfeasible(
-            f"a stage needs at least {needed:.0f} MB when {graph.name} is cut into {c.stages}, the quota of a function is "
+            f"a stage needs at least {needed:.0f} MB when {graph.name} is cut into {c.stages.count}, the quota of a function is "
             f"{c.memory_mb} MB; {_what_fits(pieces, c, costs, quota)}",
             binding="memory",
         )
@@ -249,8 +253,8 @@ def _found(graph: Graph, c: Configuration, costs: _Costs) -> Mapping[str, str]:
 
 
 def _what_fits(pieces: PipelineSegments, c: Configuration, costs: _Costs, quota: float) -> str:
-    for stages in range(c.stages + 1, min(MOST_STAGES, len(pieces.cuts) - 1) + 1):
-        trial = replace(costs, c=replace(c, stages=stages, workers=stages * c.group))
+    for stages in range(c.stages.count + 1, min(MOST_STAGES, len(pieces.cuts) - 1) + 1):
+        trial = replace(costs, c=replace(c, stages=replace(c.stages, count=stages), workers=stages * c.group))
         if best_cuts(pieces, stages, seconds=trial.seconds, need=trial.need_mb, memory=quota) is not None:
             return f"split it further: --stages {stages}"
     return "no number of stages fits: use a larger --memory-mb, or more --micro-batches"

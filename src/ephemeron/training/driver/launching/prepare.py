@@ -64,26 +64,26 @@ def refuse_contradictions(c: Configuration) -> None:
     Raises:
         JobError: names both options.
     """
-    if c.groups:  # `regions.driver.launch` refuses what does not work with them, and each group is checked by itself
+    if c.regions.region:  # `regions.driver.launch` refuses what does not work with them, and each group is checked by itself
         return
     sync, _ = sync_name(c.sync)
     server = c.pattern == "parameter-server"
     if server and sync in ("hap", "hsp"):
         raise JobError(f"sync '{sync}' needs aggregating workers, pattern 'parameter-server' has none", remedy="use bsp, ssp:N or asp")
-    if server and c.compression != "none":
-        raise JobError(f"compression '{c.compression}' is not for pattern 'parameter-server'", remedy="use compression 'none'")
-    if server and sync == "asp" and c.exchange == "parameters":
+    if server and c.exchange.compression != "none":
+        raise JobError(f"compression '{c.exchange.compression}' is not for pattern 'parameter-server'", remedy="use compression 'none'")
+    if server and sync == "asp" and c.exchange.quantity == "parameters":
         raise JobError("an asynchronous parameter server adds changes; exchange 'parameters' does not apply", remedy="use gradients")
     _refuse_local_steps(c, sync)
-    if c.stages > 1:
+    if c.stages.count > 1:
         _refuse_with_stages(c, sync)
-    if c.ranks_per_machine > 1:
+    if c.exchange.ranks_per_machine > 1:
         _refuse_two_levels(c)
     if c.pattern == "pipelined" and sync in ("asp", "hsp"):
         raise JobError(f"pattern 'pipelined' needs every contribution of an iteration, sync '{sync}' does not wait", remedy="use k-reduce")
-    if sync in ("asp", "hsp") and c.exchange == "parameters":
+    if sync in ("asp", "hsp") and c.exchange.quantity == "parameters":
         raise JobError(f"exchange 'parameters' under '{sync}' would undo what others did", remedy="use exchange 'gradients'")
-    if c.compression == "int8" and c.exchange == "parameters":
+    if c.exchange.compression == "int8" and c.exchange.quantity == "parameters":
         raise JobError("compression 'int8' is for gradients; parameters would lose their small values", remedy="use bf16")
     if server and c.direct:
         raise JobError(
@@ -98,33 +98,35 @@ def refuse_contradictions(c: Configuration) -> None:
 
 
 def _refuse_local_steps(c: Configuration, sync: str) -> None:
-    if c.stages > 1 and c.local_steps > 1:
-        raise JobError("local_steps are not for a model on several functions", remedy="use local_steps = 1")
-    if c.local_steps > 1 and c.exchanged == "gradients":
+    if c.stages.count > 1 and c.exchange.local_steps > 1:
+        raise JobError("local steps are not for a model on several functions", remedy="use exchange.local_steps = 1")
+    if c.exchange.local_steps > 1 and c.exchanged == "gradients":
         raise JobError(
-            f"local_steps = {c.local_steps} with exchange 'gradients': after a step of its own a rank's parameters differ",
+            f"exchange.local_steps = {c.exchange.local_steps} with exchange 'gradients': after a step of its own a rank's parameters differ",
             remedy="use exchange 'deltas' or 'parameters'; for one step with more samples, a larger batch_size",
         )
-    if c.outer_optimizer != Target(target=AVERAGE) and c.exchanged != "deltas":
+    if c.exchange.outer_optimizer != Target(target=AVERAGE) and c.exchanged != "deltas":
         raise JobError(
-            f"outer_optimizer '{c.outer_optimizer.target}' steps with merged deltas, and exchange is '{c.exchanged}'",
+            f"outer_optimizer '{c.exchange.outer_optimizer.target}' steps with merged deltas, and exchange is '{c.exchanged}'",
             remedy="use exchange 'deltas'",
         )
-    if c.pattern == "parameter-server" and sync == "asp" and (c.local_steps > 1 or c.exchanged == "deltas"):
+    if c.pattern == "parameter-server" and sync == "asp" and (c.exchange.local_steps > 1 or c.exchanged == "deltas"):
         raise JobError(
-            "an asynchronous parameter server adds the change by one step of each rank; local_steps and exchange 'deltas' do not apply",
+            "an asynchronous parameter server adds the change by one step of each rank; local steps and exchange 'deltas' do not apply",
             remedy="use sync bsp, or pattern k-reduce",
         )
 
 
 def _refuse_two_levels(c: Configuration) -> None:
-    text = f"ranks_per_machine = {c.ranks_per_machine} is for direct channels under BSP and models that are on one function"
+    text = (
+        f"exchange.ranks_per_machine = {c.exchange.ranks_per_machine} is for direct channels under BSP and models that are on one function"
+    )
     if not c.direct:
         raise JobError(f"{text}; channel is '{c.channel}'", remedy="use --channel direct or direct+STORE")
     if c.sync != "bsp":
         raise JobError(f"{text}; sync is '{c.sync}'", remedy="use sync 'bsp'")
-    if c.stages > 1:
-        raise JobError(f"{text}; stages = {c.stages}", remedy="leave ranks_per_machine out")
+    if c.stages.count > 1:
+        raise JobError(f"{text}; stages.count = {c.stages.count}", remedy="leave exchange.ranks_per_machine out")
 
 
 def _refuse_with_stages(c: Configuration, sync: str) -> None:
@@ -132,8 +134,8 @@ def _refuse_with_stages(c: Configuration, sync: str) -> None:
         raise JobError(f"sync '{c.sync}' is not for a model on several functions", remedy="use sync 'bsp'")
     if c.pattern in ("parameter-server", "standalone"):
         raise JobError(f"pattern '{c.pattern}' is not for a model on several functions", remedy="use k-reduce or pipelined")
-    if c.exchange != "gradients":
-        raise JobError(f"exchange '{c.exchange}' is not for a model on several functions", remedy="use exchange 'gradients'")
+    if c.exchange.quantity != "gradients":
+        raise JobError(f"exchange '{c.exchange.quantity}' is not for a model on several functions", remedy="use exchange 'gradients'")
 
 
 def _refuse_program_with_stages(job: Job) -> None:
@@ -188,10 +190,10 @@ def prepare(
         JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
     """
     refuse_contradictions(configuration)
-    if configuration.stages > 1:
+    if configuration.stages.count > 1:
         _refuse_program_with_stages(job)
     check_limits(job, configuration)
-    most = max([configuration.workers, *(entry.workers or 1 for entry in configuration.resizes)])
+    most = max([configuration.workers, *(entry.workers or 1 for entry in configuration.resize.schedule)])
     for fault in faults:
         for rank in (fault.rank, fault.to):
             if rank >= most:
@@ -247,7 +249,7 @@ def prepare(
     )
     check_call(call, workers=configuration.workers, limits=limits)
     if tried is None:
-        tried = trial_of(job, data, smallest_batch(spec), epoch_length=spec.split.iterations * configuration.local_steps)
+        tried = trial_of(job, data, smallest_batch(spec), epoch_length=spec.split.iterations * configuration.exchange.local_steps)
     spec = dataclasses.replace(spec, shares_evaluations=tried.shares_evaluations)
     _refuse_decisions(spec)
     if tried.takes_turns and configuration.sync in ("asp", "hsp"):
@@ -261,7 +263,7 @@ def prepare(
     if job.script is None:
         check_bundle(job, code)
     divided, bounded, note = None, configuration, ""
-    if configuration.stages > 1:
+    if configuration.stages.count > 1:
         from ephemeron.training.driver.launching import model_partition
 
         divided = model_partition.divide(
@@ -269,15 +271,15 @@ def prepare(
         )
         spec = dataclasses.replace(spec, stages=divided.stages)
         # The bound of a stage is its share of the vector among its replicas. How evenly computing is divided is not known.
-        bounded = dataclasses.replace(configuration, workers=configuration.group, stages=1)
-        model_bytes = -(-model_bytes // configuration.stages)
+        bounded = dataclasses.replace(configuration, workers=configuration.group, stages=dataclasses.replace(configuration.stages, count=1))
+        model_bytes = -(-model_bytes // configuration.stages.count)
     else:
         spec, note = _with_memory(spec, tried, data, most_mb=limits.memory_max_mb)
         check_memory(
             spec.configuration.memory_mb,
             model_bytes=model_bytes,
             optimizer_copies=copies,
-            data_bytes=data.held_bytes(_most_samples(spec), configuration.batch_size * configuration.local_steps),
+            data_bytes=data.held_bytes(_most_samples(spec), configuration.batch_size * configuration.exchange.local_steps),
             most_mb=limits.memory_max_mb,
         )
     check_time(
@@ -316,7 +318,7 @@ def _check_outer_optimizer(c: Configuration) -> None:
 
         from ephemeron.training.task.outer_optimizer import OuterOptimizer
 
-        OuterOptimizer(c.outer_optimizer, [torch.nn.Parameter(torch.zeros(1))])
+        OuterOptimizer(c.exchange.outer_optimizer, [torch.nn.Parameter(torch.zeros(1))])
 
 
 def _samples_globally(job: Job, c: Configuration, flow: bool) -> bool:
@@ -325,7 +327,7 @@ def _samples_globally(job: Job, c: Configuration, flow: bool) -> bool:
     Raises:
         JobError: they are to, and cannot.
     """
-    divided = c.stages > 1 or job.script is not None
+    divided = c.stages.count > 1 or job.script is not None
     if divided and job.data.sampling == "global":
         what = "a script" if job.script is not None else "a model on several functions"
         raise JobError(f"data.sampling = 'global' is not for {what}", remedy="leave it out")
@@ -364,7 +366,7 @@ def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: in
         vector_bytes=tried.model_bytes,
         optimizer_copies=tried.optimizer_copies,
         stale=spec.options.staleness == "auto",
-        data_bytes=data.held_bytes(_most_samples(spec) + tested, c.batch_size * c.local_steps),
+        data_bytes=data.held_bytes(_most_samples(spec) + tested, c.batch_size * c.exchange.local_steps),
         test_samples=tested,
     )
     quota_mb, note = quota_for(found, c, most_mb=most_mb)
@@ -374,7 +376,7 @@ def _with_memory(spec: RunSpec, tried: Trial, data: TrainingData, *, most_mb: in
 def smallest_batch(spec: RunSpec) -> tuple[int, str]:
     """The smallest batch of any function, and which function has it."""
     c, split = spec.configuration, spec.split
-    parts = c.micro_batches * c.local_steps
+    parts = c.stages.micro_batches * c.exchange.local_steps
     found = [
         (n // parts if n >= parts else 1, r, i)
         for i in sorted({0, split.iterations - 1})
@@ -382,7 +384,7 @@ def smallest_batch(spec: RunSpec) -> tuple[int, str]:
         if (n := split.batch_at(r, i)) > 0
     ]
     n, rank, iteration = min(found, key=lambda f: (f[0], -f[2], f[1]))
-    who = f"rank {rank}" if c.stages == 1 else f"replica {rank}"
+    who = f"rank {rank}" if c.stages.count == 1 else f"replica {rank}"
     return (n, f"{who} has {n} in iteration {iteration} of every epoch ({spec.samples} samples, global batch {split.global_batch})")
 
 

@@ -23,7 +23,9 @@ from ephemeron.config.typed import build, near, plain
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError, MissingExtra
 from ephemeron.training.job import Configuration, Job, load_job
+from ephemeron.training.job.former_names import refuse_former_names
 from ephemeron.training.job.job_file import parse_job
+from ephemeron.training.job.run_options import merged, nested
 from ephemeron.training.task.task import Task, task_of
 from ephemeron.user_code import guarded, line_of
 
@@ -50,6 +52,7 @@ def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     arguments = given.pop("arguments", ())
+    refuse_former_names({name: value for name, value in given.items() if name not in _JOB_OPTIONS}, where="options: ")
     for name in given:
         if name not in _JOB_OPTIONS | _RUN_OPTIONS:
             known = sorted(_JOB_OPTIONS | _RUN_OPTIONS)
@@ -85,7 +88,7 @@ def _overridden(job: Job, given: Mapping[str, object]) -> Job:
     run = {name: value for name, value in given.items() if name in _RUN_OPTIONS}
     build(Configuration, run, where="options")
     made = dataclasses.replace(job, **fields) if fields else job  # type: ignore[arg-type]
-    return dataclasses.replace(made, run={**made.run, **run}) if run else made
+    return dataclasses.replace(made, run=nested(merged(made.run, run))) if run else made
 
 
 def _of_task(program: object) -> Job:

@@ -137,10 +137,10 @@ def refuse_with_script(job: Job, c: Configuration, *, calibrates: bool) -> None:
     name = job.program.target
     if calibrates:
         raise JobError(f"script {name} cannot be profiled", remedy="choose --workers yourself")
-    if c.stages > 1:
+    if c.stages.count > 1:
         raise JobError(f"script {name} cannot be divided into stages", remedy="use stages = 1")
-    if c.local_steps > 1:
-        raise JobError(f"local_steps are not for scripts, whose run.step merges gradients: {name}", remedy="use local_steps = 1")
+    if c.exchange.local_steps > 1:
+        raise JobError(f"local_steps are not for scripts, whose run.step merges gradients: {name}", remedy="use exchange.local_steps = 1")
     if c.exchanged != "gradients" or c.pattern == "parameter-server":
         option = "pattern 'parameter-server'" if c.exchanged == "gradients" else f"exchange '{c.exchanged}'"
         raise JobError(f"{option} is not for scripts, whose run.step merges gradients", remedy="use pattern k-reduce")

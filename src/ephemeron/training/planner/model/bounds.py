@@ -67,7 +67,7 @@ def iteration_lower_bound_s(
     seconds = 0.0
     if c.workers > 1 and bandwidth_mb_s:
         share = (c.aggregators - 1) / c.aggregators if c.aggregators == c.workers else 1.0
-        shrink = {"none": 1.0, "bf16": 0.5, "int8": 0.25, "sparse": 0.0}[c.compression]
+        shrink = {"none": 1.0, "bf16": 0.5, "int8": 0.25, "sparse": 0.0}[c.exchange.compression]
         seconds += shrink * share * model_bytes / (bandwidth_mb_s * MB) + latency_s
     if compute is not None:
         batch = min(c.batch_size, c.nonaggregator_batch_size)

@@ -152,7 +152,7 @@ def recovers_live(spec: RunSpec, trainer: Trainer) -> bool:
         and c.pattern != "parameter-server"
         and spec.stages is None
         and c.workers > 1
-        and private_bytes(trainer, c.compression) <= MOST_PRIVATE_BYTES
+        and private_bytes(trainer, c.exchange.compression) <= MOST_PRIVATE_BYTES
     )
 
 

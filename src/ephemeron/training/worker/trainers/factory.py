@@ -156,11 +156,11 @@ def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], fe
     program = program_of(
         spec,
         folders=folders,
-        epoch_length=spec.split.iterations * c.local_steps,
+        epoch_length=spec.split.iterations * c.exchange.local_steps,
         epochs=spec.epochs,
         learning_rate_factor=spec.learning_rate_factor,
     )
-    program.epoch_start = (timeline.epoch + 1, timeline.start_of(timeline.epoch + 1) * c.local_steps)
+    program.epoch_start = (timeline.epoch + 1, timeline.start_of(timeline.epoch + 1) * c.exchange.local_steps)
     return TorchTrainer(
         program,
         feed=feed,
@@ -169,6 +169,6 @@ def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], fe
         seed=rank_seed(spec.seed, rank, spec.current_generation.number),
         alone=c.workers == 1,
         provisional=steps_provisionally(spec, rank),
-        local_steps=c.local_steps,
-        outer=c.outer_optimizer,
+        local_steps=c.exchange.local_steps,
+        outer=c.exchange.outer_optimizer,
     )

@@ -120,8 +120,8 @@ class IterationStep(ABC):
             size=self.trainer.size,
             dtype=self.trainer.dtype,
             attempt=self.invocation.attempt,
-            compression=c.compression,
-            ranks_per_machine=c.ranks_per_machine,
+            compression=c.exchange.compression,
+            ranks_per_machine=c.exchange.ranks_per_machine,
             shared_cores=self.spec.shared_cores,
             iterations=self.spec.ends_at,
             status=self.status,
@@ -163,7 +163,9 @@ class WholeModelStep(IterationStep):
         pieces = self._early(iteration, early)
         try:
             step = await self.compute(
-                lambda: self._computed(iteration, pieces), samples=self.batch(iteration), batches=self.spec.configuration.local_steps
+                lambda: self._computed(iteration, pieces),
+                samples=self.batch(iteration),
+                batches=self.spec.configuration.exchange.local_steps,
             )
         finally:
             if pieces is not None:

@@ -31,7 +31,7 @@ async def warm_up(lifecycle: InvocationLifecycle, trainer: Trainer) -> None:
     invocation, spec = lifecycle.invocation, lifecycle.spec
     iteration = max(invocation.request.reached, spec.current_generation.from_iteration)
     samples = spec.timeline.batch(spec.member(invocation.rank), iteration)
-    batches = spec.configuration.local_steps
+    batches = spec.configuration.exchange.local_steps
     await invocation.compute(lambda: rehearse(trainer, iteration), samples=samples, batches=batches)
 
 
