@@ -127,6 +127,15 @@ class Structure:
         return found
 
 
+def abstract_methods(folder: Path = PACKAGE) -> Iterator[tuple[str, list[str]]]:
+    """Classes of the package, and the abstract methods that each declares itself."""
+    for text in (path.read_text() for path in sorted(folder.rglob("*.py"))):
+        for node in ast.walk(ast.parse(text)) if "abstractmethod" in text else ():
+            if isinstance(node, ast.ClassDef):
+                methods = [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+                yield node.name, [each.name for each in methods if any("abstractmethod" in ast.unparse(d) for d in each.decorator_list)]
+
+
 def _name(path: Path, folder: Path) -> str:
     parts = path.relative_to(folder.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

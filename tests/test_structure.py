@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from structure import REGISTRIES, SNAPSHOTS, TAKEN, Structure, keys
+from structure import REGISTRIES, SNAPSHOTS, TAKEN, Structure, abstract_methods, keys
 
 DEBTS = tomllib.loads((Path(__file__).parent / "structure.toml").read_text())
 LARGEST_CIRCLE = 3
 LARGEST_FOLDER = 30
+MOST_ABSTRACT = 6
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,12 @@ def test_no_string_names_a_module_outside_of_registries(structure):
 def test_circles_of_modules_do_not_grow(structure):
     sizes = [len(circle) for circle in structure.circles() if len(circle) > LARGEST_CIRCLE]
     assert sizes == DEBTS["circles"]["sizes"], structure.circles()[: len(sizes)]
+
+
+def test_ports_are_small():
+    """A port has the methods that one kind of caller needs; an adapter may have several ports."""
+    large = {f"{name}: {', '.join(methods)}" for name, methods in abstract_methods() if len(methods) > MOST_ABSTRACT}
+    assert not large
 
 
 def test_nothing_is_kept_from_the_formatter():
@@ -94,6 +101,12 @@ def test_a_lazy_name_leads_to_its_module(small):
     read = small(**texts)
     assert read.circles() == [["house.room.deep", "house.user"]]
     assert read.folders() == {"house": 2, "house.room": 2}
+
+
+def test_abstract_methods_of_a_class_are_its_own(tmp_path):
+    text = "class A(ABC):\n    @abstractmethod\n    def f(self): ...\n    @property\n    @abc.abstractmethod\n    def g(self): ...\nclass B(A):\n    def h(self): ..."
+    (tmp_path / "m.py").write_text(text)
+    assert dict(abstract_methods(tmp_path)) == {"A": ["f", "g"], "B": []}
 
 
 def test_keys_of_documents():

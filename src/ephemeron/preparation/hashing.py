@@ -84,15 +84,6 @@ class FeatureHasher(Transform):
         """Keys that share a bucket with an earlier one: `distinct_` less `occupied_`."""
         return self.distinct_ - self.occupied_
 
-    def options(self) -> dict[str, Any]:
-        return {
-            "columns": self.columns,
-            "n_features": self.n_features,
-            "seed": self.seed,
-            "alternate_sign": self.alternate_sign,
-            "output": self.output,
-        }
-
     def fitted(self) -> dict[str, Any]:
         return {"distinct_": self.distinct_, "occupied_": self.occupied_, "exact_": self.exact_}
 

@@ -6,6 +6,7 @@ all rows, and `apply` changes rows, from the fitted attributes alone. Fitted att
 
 from __future__ import annotations
 
+import inspect
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ephemeron.config.typed import near
+from ephemeron.config.typed import near, plain
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError, NotRepresentable
 from ephemeron.preparation.columns import Categories, ColumnData, Rows
@@ -83,9 +84,9 @@ class Transform(ABC):
     kinds: ClassVar[tuple[str, ...]] = ("numeric",)
     """Kinds of columns that it can change."""
 
-    @abstractmethod
     def options(self) -> dict[str, Any]:
-        """Arguments from which an equal transform is made, as JSON."""
+        """Arguments from which an equal transform is made, as JSON: attributes with the names of the constructor's arguments."""
+        return {name: plain(getattr(self, name)) for name in inspect.signature(type(self)).parameters}
 
     @abstractmethod
     def fitted(self) -> dict[str, Any]:
@@ -220,9 +221,6 @@ class StandardScaler(_NumericStep):
         super().__init__(columns)
         self.with_mean, self.with_std = bool(with_mean), bool(with_std)
 
-    def options(self) -> dict[str, Any]:
-        return {"columns": self.columns, "with_mean": self.with_mean, "with_std": self.with_std}
-
     def conclude(self, found: Mapping[str, Any]) -> None:
         moments = self._moments(found)
         self.mean_ = np.array([one.mean for one in moments])
@@ -283,9 +281,6 @@ class MinMaxScaler(_NumericStep):
         if not np.isfinite(float(high) - float(low)):
             raise JobError(f"min_max: feature_range = {list(feature_range)} is wider than float64")
         self.feature_range, self.clip = (float(low), float(high)), bool(clip)
-
-    def options(self) -> dict[str, Any]:
-        return {"columns": self.columns, "feature_range": list(self.feature_range), "clip": self.clip}
 
     def conclude(self, found: Mapping[str, Any]) -> None:
         moments = self._moments(found)
@@ -357,9 +352,6 @@ class QuantileBinner(Transform):
     def n_bins_(self) -> NDArray[np.int64]:
         """Bins per column."""
         return np.array([max(1, len(edges) - 1) for edges in self.bin_edges_], np.int64)
-
-    def options(self) -> dict[str, Any]:
-        return {"columns": self.columns, "n_bins": self.n_bins}
 
     def observe(self, rows: Rows) -> dict[str, Statistic]:
         return {name: Histogram.of(_numbers(rows, name)) for name in self.feature_names_in_}

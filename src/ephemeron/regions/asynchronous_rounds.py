@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ephemeron.regions.communicator import Communicator, Update
+from ephemeron.regions.communicator.base import Update, UpdateExchange
 from ephemeron.regions.incoming_updates import IncomingUpdates
 from ephemeron.regions.policies import AdaptiveSchedule, Contribution, Due, ExchangeSchedule, weighted_mean
 from ephemeron.regions.region_state import RegionState
@@ -28,7 +28,7 @@ class AsynchronousRounds:
         name: str,
         state: RegionState,
         schedule: ExchangeSchedule | AdaptiveSchedule,
-        communicator: Communicator,
+        communicator: UpdateExchange,
         incoming: IncomingUpdates,
     ) -> None:
         self._name, self._state, self._schedule = name, state, schedule

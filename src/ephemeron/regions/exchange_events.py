@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ephemeron.events import RegionExchanged, UpdateQuarantined
-from ephemeron.regions.communicator import Communicator
-from ephemeron.regions.communicator.base import PeerTraffic
+from ephemeron.regions.communicator.base import LinkMeter, PeerTraffic
 from ephemeron.regions.link_pace import described
 from ephemeron.regions.region_state import RegionState
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
@@ -19,7 +18,7 @@ class ExchangeEvents:
         lifecycle: of the invocation.
     """
 
-    def __init__(self, region: str, communicator: Communicator, lifecycle: InvocationLifecycle) -> None:
+    def __init__(self, region: str, communicator: LinkMeter, lifecycle: InvocationLifecycle) -> None:
         self._region, self._communicator, self._lifecycle = region, communicator, lifecycle
         self._counted = PeerTraffic()
 

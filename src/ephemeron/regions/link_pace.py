@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ephemeron.regions.communicator import Communicator
+from ephemeron.regions.communicator.base import LinkMeter
 from ephemeron.regions.policies import AdaptiveSchedule, Measured, RegionSync, RoundPlan, adapted, next_plan, slowest
 from ephemeron.training.worker.spec import GroupMembership
 
@@ -19,7 +19,7 @@ class LinkPace:
         now: time.
     """
 
-    def __init__(self, membership: GroupMembership, sync: RegionSync, communicator: Communicator, now: Callable[[], float]) -> None:
+    def __init__(self, membership: GroupMembership, sync: RegionSync, communicator: LinkMeter, now: Callable[[], float]) -> None:
         self._m, self._sync, self._communicator, self._now = membership, sync, communicator, now
         self._ended: tuple[int, float] | None = None
         """Iteration and time of the end of the exchange before."""

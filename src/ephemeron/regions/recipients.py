@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ephemeron.regions.communicator import Communicator
+from ephemeron.regions.communicator.base import Membership
 from ephemeron.regions.region_state import RegionState
 
 
@@ -17,7 +17,7 @@ class Recipients:
         communicator: of the region.
     """
 
-    def __init__(self, region: str, names: Iterable[str], communicator: Communicator) -> None:
+    def __init__(self, region: str, names: Iterable[str], communicator: Membership) -> None:
         self._region, self._communicator = region, communicator
         self._kept_for = {name for name in names if name != region}
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ephemeron.communication.channels._buffers import joined
 from ephemeron.functions.tasks.model import TaskEdge, TaskLease, TaskSpec
 from ephemeron.functions.tasks.packing import batch_name
-from ephemeron.functions.tasks.queue import TaskQueue
+from ephemeron.functions.tasks.queue import TaskLeases
 from ephemeron.functions.tasks.result_store import TaskOutputs
 
 
@@ -43,7 +43,7 @@ class Followers:
         queue: of the executor.
     """
 
-    def __init__(self, queue: TaskQueue) -> None:
+    def __init__(self, queue: TaskLeases) -> None:
         self._queue = queue
         self._looking: dict[str, asyncio.Task[Follower | None]] = {}
         """By task that has ended."""

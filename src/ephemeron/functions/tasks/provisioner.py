@@ -18,7 +18,7 @@ from ephemeron.functions.context import Context
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest, executor_name
 from ephemeron.functions.tasks.model import QueueDepth
 from ephemeron.functions.tasks.open_queue import open_queue, queue_channel
-from ephemeron.functions.tasks.queue import TaskQueue
+from ephemeron.functions.tasks.queue import QueueDepths
 from ephemeron.functions.tasks.scaling import ScalingLimits, ScalingState, decide, refused
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Provisioner:
 
     def __init__(
         self,
-        queue: TaskQueue,
+        queue: QueueDepths,
         start: Callable[[int], Awaitable[None]],
         limits: ScalingLimits,
         *,

@@ -21,59 +21,32 @@ class ResultReader(ABC):
         """Final results that this reader has not seen, each task once. Does not wait for any."""
 
 
-class TaskQueue(ABC):
-    """Tasks, in batches that are leased, and their results.
+class QueueDepths(ABC):
+    """What is in a queue."""
 
-    Contract, held by `ephemeron.testing.TaskQueueContract` for every implementation:
+    lease_s: float
+    """Seconds without renewal after which a lease ends. The same for all users of a queue."""
+    notifies: bool = False
+    """Whether `wait_for_work` and `wait_until_empty` end as soon as that happens; else they only let time pass."""
 
-    - a batch is published whole or not at all; the same batch published twice is one batch.
-    - every task gets exactly one final result, however often it runs, and all readers see the same one. It is decided by
-      the first `complete` that records it, not by who holds the lease.
-    - a batch leaves the queue only after each of its tasks has a final result that is stored.
-    - a lease ends when its owner has not renewed it for `lease_s`; then another `take` gets its unfinished tasks. An
-      owner that is late can still record results that are not there yet.
-    - a task that failed `max_tries` times is dead, with the error and traceback of the last try. So is one that was the
-      first without a result each time when executors vanished.
-    - the tasks of an edge are released when all its inputs are recorded as `ok`, and are not run again once they
-      have a result; if an input dies or is cancelled, they are dead.
+    @abstractmethod
+    async def depth(self) -> QueueDepth:
+        """What is in the queue."""
 
-    One object serves one owner and one event loop. All methods raise `ChannelUnreachable` when the store does not answer.
-    """
+    @abstractmethod
+    async def published(self) -> dict[str, str]:
+        """Tasks in the queue that have no final result, and the batch of each."""
+
+
+class TaskLeases(QueueDepths):
+    """An executor's side: batches that it leases, and results that it records."""
 
     owner: str
     """Name of this process, unlike every other's at this queue."""
-    lease_s: float
-    """Seconds without renewal after which a lease ends. The same for all users of a queue."""
     is_drained: bool = False
     """The latest `take` found the queue closed and empty."""
-    notifies: bool = False
-    """Whether `wait_for_work` and `wait_until_empty` end as soon as that happens; else they only let time pass."""
     leases_followers: bool = False
     """Whether `complete_and_follow` leases what it releases; else it leases nothing, and `waiting_for_one` finds nothing."""
-
-    @abstractmethod
-    async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
-        """Adds one batch and returns its name, which depends on its content and order alone.
-
-        Args:
-            tasks: at least one; they are leased together, so they should take a second or so in all.
-            order: batches of lower order are taken first, roughly; 0 to 99,999,999.
-
-        Raises:
-            JobError: no task, two of one id, or an id that is no name.
-        """
-
-    @abstractmethod
-    def key_of(self, batch: str) -> str:
-        """Where a batch is stored; of an empty name, where all are. For messages."""
-
-    @abstractmethod
-    async def connect(self, *edges: TaskEdge) -> None:
-        """Adds edges. To be called before tasks that name them are published; the same edge twice is one edge.
-
-        Raises:
-            JobError: as `publish`.
-        """
 
     @abstractmethod
     async def take(self, n: int, *, is_busy: bool = False) -> list[TaskLease]:
@@ -118,15 +91,37 @@ class TaskQueue(ABC):
         await asyncio.sleep(seconds)
         return False
 
-    async def wait_until_empty(self, seconds: float) -> bool:
-        """Until the last ready or leased batch is complete, or for so many seconds, at most 20. Returns whether that has happened since the
-        latest call that returned true."""
-        await asyncio.sleep(seconds)
-        return False
-
     @abstractmethod
     async def release(self, lease: TaskLease) -> None:
         """Gives a lease back, so that others may take the rest of its tasks at once. Harmless if it is lost or complete."""
+
+    @abstractmethod
+    async def announce(self, executor: str, *, gone: bool = False) -> None:
+        """Counts an executor in `depth().executors` for `lease_s` from now, or no longer."""
+
+
+class TaskPublisher(QueueDepths):
+    """A client's side: batches and edges that it adds, and their results."""
+
+    @abstractmethod
+    async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
+        """Adds one batch and returns its name, which depends on its content and order alone.
+
+        Args:
+            tasks: at least one; they are leased together, so they should take a second or so in all.
+            order: batches of lower order are taken first, roughly; 0 to 99,999,999.
+
+        Raises:
+            JobError: no task, two of one id, or an id that is no name.
+        """
+
+    @abstractmethod
+    async def connect(self, *edges: TaskEdge) -> None:
+        """Adds edges. To be called before tasks that name them are published; the same edge twice is one edge.
+
+        Raises:
+            JobError: as `publish`.
+        """
 
     @abstractmethod
     async def cancel(self, batch: str, ids: Iterable[str]) -> list[str]:
@@ -137,12 +132,31 @@ class TaskQueue(ABC):
         """
 
     @abstractmethod
-    async def depth(self) -> QueueDepth:
-        """What is in the queue."""
+    async def finish(self) -> None:
+        """Marks the queue closed: executors end when it is empty."""
 
     @abstractmethod
-    async def announce(self, executor: str, *, gone: bool = False) -> None:
-        """Counts an executor in `depth().executors` for `lease_s` from now, or no longer."""
+    def reader(self) -> ResultReader:
+        """A reader from the first result on."""
+
+    @abstractmethod
+    async def clear(self) -> None:
+        """Removes everything of this queue from the store, results stored under its own keys included."""
+
+    async def wait_until_empty(self, seconds: float) -> bool:
+        """Until the last ready or leased batch is complete, or for so many seconds, at most 20. Returns whether that has happened since the
+        latest call that returned true."""
+        await asyncio.sleep(seconds)
+        return False
+
+    async def publish_all(self, tasks: Sequence[TaskSpec], *, per_batch: int, order: int = 0) -> list[str]:
+        """Publishes tasks in batches of `per_batch`, in their order, and returns the batches' names."""
+        parts = [tasks[at : at + per_batch] for at in range(0, len(tasks), per_batch)]
+        return [await self.publish(part, order=order + n) for n, part in enumerate(parts)]
+
+
+class TaskCounters(ABC):
+    """Counters of a queue, each member of which counts once."""
 
     @abstractmethod
     async def count(self, counter: str, member: str, amount: int = 1, *, last: int | None = None) -> int:
@@ -161,21 +175,29 @@ class TaskQueue(ABC):
         sums = await asyncio.gather(*(self.count(name, member, last=at) for name, at in last.items()))
         return dict(zip(last, sums, strict=True))
 
-    @abstractmethod
-    async def published(self) -> dict[str, str]:
-        """Tasks in the queue that have no final result, and the batch of each."""
+
+class TaskQueue(TaskLeases, TaskPublisher, TaskCounters):
+    """Tasks, in batches that are leased, and their results.
+
+    Contract, held by `ephemeron.testing.TaskQueueContract` for every implementation:
+
+    - a batch is published whole or not at all; the same batch published twice is one batch.
+    - every task gets exactly one final result, however often it runs, and all readers see the same one. It is decided by
+      the first `complete` that records it, not by who holds the lease.
+    - a batch leaves the queue only after each of its tasks has a final result that is stored.
+    - a lease ends when its owner has not renewed it for `lease_s`; then another `take` gets its unfinished tasks. An
+      owner that is late can still record results that are not there yet.
+    - a task that failed `max_tries` times is dead, with the error and traceback of the last try. So is one that was the
+      first without a result each time when executors vanished.
+    - the tasks of an edge are released when all its inputs are recorded as `ok`, and are not run again once they
+      have a result; if an input dies or is cancelled, they are dead.
+
+    One object serves one owner and one event loop. All methods raise `ChannelUnreachable` when the store does not answer.
+    """
 
     @abstractmethod
-    async def finish(self) -> None:
-        """Marks the queue closed: executors end when it is empty."""
-
-    @abstractmethod
-    def reader(self) -> ResultReader:
-        """A reader from the first result on."""
-
-    @abstractmethod
-    async def clear(self) -> None:
-        """Removes everything of this queue from the store, results stored under its own keys included."""
+    def key_of(self, batch: str) -> str:
+        """Where a batch is stored; of an empty name, where all are. For messages."""
 
     @property
     def traffic(self) -> Traffic:
@@ -184,8 +206,3 @@ class TaskQueue(ABC):
 
     async def close(self) -> None:
         """Lets go of connections that this object opened."""
-
-    async def publish_all(self, tasks: Sequence[TaskSpec], *, per_batch: int, order: int = 0) -> list[str]:
-        """Publishes tasks in batches of `per_batch`, in their order, and returns the batches' names."""
-        parts = [tasks[at : at + per_batch] for at in range(0, len(tasks), per_batch)]
-        return [await self.publish(part, order=order + n) for n, part in enumerate(parts)]

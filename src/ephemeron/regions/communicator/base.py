@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from ephemeron.regions.communicator.members import MemberTable
@@ -86,38 +86,8 @@ class LinkEstimate:
     """Shortest round trip of the last ones; None: none was measured."""
 
 
-class Communicator(ABC):
-    """One region's end. An async context manager: entered in the event loop that uses it, left without `leave` where the region goes on.
-
-    Contract, held by `ephemeron.testing.communicator_contract` for every adapter:
-
-    - `publish` is idempotent by fragment and round; the first payload of a round stays.
-    - an update that was published reaches every member, whatever connections are lost meanwhile, until that member has acknowledged it.
-    - after a region's communicator was replaced, the new one publishes what its region repeats, and reads again what it had not
-      acknowledged.
-    - memory is bounded: updates that all members have acknowledged are forgotten, and no more than `limit_bytes` wait for slow ones. What
-      is forgotten for lack of room raises `UpdateForgotten` at those that ask for it; they begin anew from a snapshot.
-
-    Args:
-        region: name of this region.
-        identity: of this launch of the region; see the module.
-        fence: attempt of this communicator, from 1; higher than that of the one that it replaces.
-    """
-
-    region: str
-    identity: str
-    fence: int
-
-    def __init__(self, region: str, *, identity: str, fence: int) -> None:
-        self.region, self.identity, self.fence = region, identity, fence
-
-    @abstractmethod
-    async def __aenter__(self) -> Communicator:
-        """Connects. Nothing is published or received before `join`."""
-
-    @abstractmethod
-    async def __aexit__(self, *exc: object) -> None:
-        """Ends all connections."""
+class Membership(ABC):
+    """Which regions take part, and for whom updates are kept."""
 
     table: MemberTable
     """Of the regions that take part."""
@@ -149,6 +119,10 @@ class Communicator(ABC):
     @abstractmethod
     async def members(self) -> Sequence[Member]:
         """Regions that take part or have done so, sorted by name, as the newest known table says."""
+
+
+class UpdateExchange(ABC):
+    """Updates of this region, and those of the others."""
 
     @abstractmethod
     async def publish(self, update: Update) -> None:
@@ -184,6 +158,10 @@ class Communicator(ABC):
     async def acknowledge(self, region: str, fragment: int, round: int) -> None:
         """Says that this region needs the updates of another one up to a round no more, not even after a replacement."""
 
+
+class SnapshotExchange(ABC):
+    """States of a run for regions that join it."""
+
     @abstractmethod
     async def put_snapshot(self, round: int, data: bytes) -> None:
         """Keeps the state after a round for members that join; an older one is forgotten."""
@@ -191,6 +169,10 @@ class Communicator(ABC):
     @abstractmethod
     async def latest_snapshot(self) -> tuple[int, bytes] | None:
         """The newest state that any member keeps, with its round; None: there is none. Needs no `join`, and delays no member."""
+
+
+class LinkMeter(ABC):
+    """What was exchanged with other regions, and how fast."""
 
     @property
     @abstractmethod
@@ -201,3 +183,38 @@ class Communicator(ABC):
     @abstractmethod
     def links(self) -> Mapping[str, LinkEstimate]:
         """Links by sender, measured from what was received."""
+
+
+class Communicator(Membership, UpdateExchange, SnapshotExchange, LinkMeter):
+    """One region's end: its four ports over one transport. An async context manager, entered in the event loop that uses it, and left
+    without `leave` where the region goes on.
+
+    Contract, held by `ephemeron.testing.communicator_contract` for every adapter:
+
+    - `publish` is idempotent by fragment and round; the first payload of a round stays.
+    - an update that was published reaches every member, whatever connections are lost meanwhile, until that member has acknowledged it.
+    - after a region's communicator was replaced, the new one publishes what its region repeats, and reads again what it had not
+      acknowledged.
+    - memory is bounded: updates that all members have acknowledged are forgotten, and no more than `limit_bytes` wait for slow ones. What
+      is forgotten for lack of room raises `UpdateForgotten` at those that ask for it; they begin anew from a snapshot.
+
+    Args:
+        region: name of this region.
+        identity: of this launch of the region; see the module.
+        fence: attempt of this communicator, from 1; higher than that of the one that it replaces.
+    """
+
+    region: str
+    identity: str
+    fence: int
+
+    def __init__(self, region: str, *, identity: str, fence: int) -> None:
+        self.region, self.identity, self.fence = region, identity, fence
+
+    async def __aenter__(self) -> Self:
+        """Connects. Nothing is published or received before `join`."""
+        return self
+
+    @abstractmethod
+    async def __aexit__(self, *exc: object) -> None:
+        """Ends all connections."""

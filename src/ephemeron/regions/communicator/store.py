@@ -73,9 +73,6 @@ class StoreCommunicator(Communicator):
         """An update has come."""
         self._sending: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> StoreCommunicator:
-        return self
-
     async def __aexit__(self, *exc: object) -> None:
         tasks = [*self._watching.values(), *self._sending]
         for task in tasks:

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.rpc.client import Client
@@ -89,7 +89,7 @@ class TcpCommunicator(Communicator):
         for name in others:
             self._peer(name)
 
-    async def __aenter__(self) -> TcpCommunicator:
+    async def __aenter__(self) -> Self:
         self.endpoint = await self._network.open(self._accepted)
         return self
 
