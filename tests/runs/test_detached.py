@@ -218,7 +218,9 @@ def test_a_sparse_run_goes_on_when_its_driver_is_killed_with_its_shards(place: P
 @pytest.mark.slow
 def test_regions_train_without_a_client(place: Path, job: Path) -> None:
     with job.open("a") as more:
-        more.write('exchange_every = 3\n[[run.regions]]\nname = "near"\nworkers = 1\n[[run.regions]]\nname = "far"\nworkers = 1\n')
+        more.write(
+            '[run.regions]\nexchange_every = 3\n[[run.regions.region]]\nname = "near"\nworkers = 1\n[[run.regions.region]]\nname = "far"\nworkers = 1\n'
+        )
     folder = detach(place, "train", "job.toml")
     result = verbs.attach(folder.run_id)
     assert result.summary.status == "finished", result.causes

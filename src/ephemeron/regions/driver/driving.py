@@ -134,7 +134,7 @@ def launch_groups(request: LaunchRequest) -> str:
     """
     chosen = run_logging.chosen(request.job.loggers if request.loggers is None else request.loggers)
     ready = prepared_groups(request)
-    for member, region in zip(ready.members, ready.spec.configuration.groups, strict=True):
+    for member, region in zip(ready.members, ready.spec.configuration.regions.region, strict=True):
         if member.refusal is not None:
             raise JobError(
                 f"region {region.name} cannot be started now: {member.refusal}", remedy="leave --detach out: it is started later"

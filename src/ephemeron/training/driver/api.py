@@ -262,7 +262,7 @@ def launch(job: Job | Program, configuration: Configuration | None = None, *, pr
         PlatformError: no function drives the run, which goes on; `attach` does.
     """
     request = launch_request(job, configuration, profile=profile, **arguments)
-    if request.configuration.regions:
+    if request.configuration.regions.given:
         return str(load_kind("regions").launch_detached(request))
     ready = prepared_run(request)
     spec = ready.prepared.spec
