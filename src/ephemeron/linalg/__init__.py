@@ -48,6 +48,18 @@ _LAZY = {
     "svd": "spectral",
     "svdvals": "spectral",
 }
+_OPERATORS = {
+    "apply_function": "numpy_functions",
+    "apply_ufunc": "numpy_functions",
+    "mean": "statistics",
+    "multiple": "lazy",
+    "part": "lazy",
+    "product": "lazy",
+    "std": "statistics",
+    "sum": "statistics",
+    "total": "lazy",
+}
+"""What the operators and methods of a matrix call (`matrices.operators`)."""
 
 OPERATIONS = tuple(name for name, module in _LAZY.items() if module in ("arithmetic", "norms", "operations", "spectral", "statistics"))
 """Computations of which `predict` tells the cost by name."""
@@ -75,6 +87,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    module = _LAZY.get(name) or _OPERATORS.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return getattr(import_module(f"{__name__}.{module}"), name)

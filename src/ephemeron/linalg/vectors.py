@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ephemeron import linalg
 from ephemeron.errors import JobError
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg.matrices.operators import lazy_expressions
 
 if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
@@ -97,7 +97,7 @@ class BigVector:
         """Of a matrix: the vector vᵀ A."""
         if not isinstance(other, BigMatrix):
             return NotImplemented
-        found: BigVector = lazy_expressions().product(self, other)
+        found: BigVector = linalg.product(self, other)
         return found
 
     def __add__(self, other: Other) -> BigVector:
@@ -130,7 +130,7 @@ class BigVector:
             given = np.asarray(given)[:, None]
         if np.shape(given) not in ((), self.column.shape):
             raise JobError(f"vectors of {self.size} and {np.shape(given)[0]} values cannot be added")
-        return BigVector(lazy_expressions().total(self.column, given, alpha, beta))
+        return BigVector(linalg.total(self.column, given, alpha, beta))
 
 
 def as_shaped(found: BigMatrix, given: Any) -> Any:

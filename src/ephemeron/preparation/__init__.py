@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ephemeron.data.tables import TableDataset
     from ephemeron.preparation.columns import SparseRows
-    from ephemeron.preparation.hashing import FeatureHasher, HashSplit
+    from ephemeron.preparation.hashing import HashSplit
     from ephemeron.preparation.layout import Layout
     from ephemeron.preparation.loading import load_csv, load_libsvm, load_parquet
     from ephemeron.preparation.pipeline import Pipeline
     from ephemeron.preparation.running import InProcess
-    from ephemeron.preparation.transforms import MinMaxScaler, QuantileBinner, StandardScaler, Transform
+    from ephemeron.preparation.transforms import FeatureHasher, MinMaxScaler, QuantileBinner, StandardScaler, Transform
 
 _MODULES = {
     "TableDataset": "ephemeron.data.tables",
     "SparseRows": "ephemeron.preparation.columns",
-    "FeatureHasher": "ephemeron.preparation.hashing",
+    "FeatureHasher": "ephemeron.preparation.transforms",
     "HashSplit": "ephemeron.preparation.hashing",
     "Layout": "ephemeron.preparation.layout",
     "load_csv": "ephemeron.preparation.loading",

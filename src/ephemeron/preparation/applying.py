@@ -101,7 +101,7 @@ def apply_to_dataset(
     receipts = {int(at): build(_Made, raw, where="receipt") for at, raw in state.read_all("done/").items()}
     for one in receipts.values():
         _refuse(one, dataset, on_error)
-    item: dict[str, Any] = {"url": dataset.url, "out": out, "pipeline": document, "split": rule, "on_error": on_error}
+    item: dict[str, Any] = {"url": dataset.url, "out": out, "pipeline": pipeline, "split": rule, "on_error": on_error}
     items: list[dict[str, Any]] = [{**item, "index": n, "rows": rows} for n, rows in enumerate(ranges) if n not in receipts]
     with runner(pool, items) as run:
         for task, raw in zip(items, run.map(apply_to_range, items), strict=True):
@@ -140,10 +140,8 @@ def _refuse(made: _Made, dataset: TableDataset, on_error: OnError) -> None:
 
 def apply_to_range(item: dict[str, Any]) -> dict[str, Any]:
     """In a function: makes one partition and its receipt."""
-    from ephemeron.preparation.pipeline import Pipeline
-
     dataset = TableDataset.open(item["url"])
-    pipeline = None if item["pipeline"] is None else Pipeline.from_document(item["pipeline"])
+    pipeline: Pipeline | None = item["pipeline"]
     rows = from_table(read_rows(dataset, *item["rows"]), dataset.schema)
     numbers = np.arange(*item["rows"]) + 1
     if (rule := item["split"]) is not None:

@@ -9,13 +9,15 @@ Only `from_table` and `to_table` need pyarrow; the rest is what inference with a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ephemeron.config.typed import near
 from ephemeron.data.tables.arrow import INDICES, VALUES, pyarrow, schema_of
 from ephemeron.data.tables.batches import csr_batch
 from ephemeron.data.tables.manifest import Column
@@ -167,3 +169,50 @@ def taken(rows: Rows, chosen: NDArray[np.bool_]) -> dict[str, ColumnData]:
 def length_of(rows: Rows) -> int:
     """Number of rows."""
     return len(next(iter(rows.values()))) if rows else 0
+
+
+def chosen(schema: Sequence[Column], names: Sequence[str] | None, kinds: Sequence[str], *, step: str) -> list[str]:
+    """Names of columns of some kinds.
+
+    Raises:
+        JobError: a column is unknown or of another kind.
+    """
+    known = {column.name: column for column in schema}
+    if names is None:
+        found = [column.name for column in schema if column.kind in kinds]
+        if not found:
+            raise JobError(f"{step}: there is no {' or '.join(kinds)} column among {', '.join(known)}")
+        return found
+    for name in names:
+        if name not in known:
+            raise JobError(f"{step}: unknown column {name}", remedy=near(name, known, what="columns"))
+        if known[name].kind not in kinds:
+            raise JobError(f"{step}: column {name} is {known[name].kind}", remedy=f"name {' or '.join(kinds)} columns")
+    return list(names)
+
+
+def names_of(given: Any, what: str) -> list[str]:
+    """A list of names of columns that a caller gave.
+
+    Raises:
+        JobError: it is no list, or holds something else.
+    """
+    if isinstance(given, str):
+        raise JobError(f"{what} = {given!r} is text", remedy=f"write [{given!r}]")
+    listed = list(given) if isinstance(given, Iterable) else [given]
+    wrong = [name for name in listed if not isinstance(name, str)]
+    if wrong or not isinstance(given, Iterable):
+        raise JobError(f"{what} = {given!r} is no list of names", remedy='write ["NAME", …]')
+    return [str(name) for name in listed]
+
+
+def whole(given: Any, what: str) -> int:
+    """A whole number that a caller gave, of Python's or NumPy's integers.
+
+    Raises:
+        JobError: it is none.
+    """
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise JobError(f"{what} = {given!r} is no whole number") from None

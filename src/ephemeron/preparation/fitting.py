@@ -7,7 +7,8 @@ which stores them, so that an interrupted fit repeats the partitions of unfinish
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,14 +18,18 @@ from ephemeron.errors import JobError
 from ephemeron.preparation.columns import from_table, length_of, taken
 from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.load_plan import OnError
-from ephemeron.preparation.pipeline import REFUSED, Pipeline, merge_statistics, read_statistics, statistic_document
 from ephemeron.preparation.running import Runner, runner
 from ephemeron.preparation.state import State
-from ephemeron.preparation.transforms import Statistic
+from ephemeron.preparation.transforms import KINDS, Statistic
+
+if TYPE_CHECKING:
+    from ephemeron.preparation.pipeline import Pipeline
 
 GROUP = 32
 """Partitions whose statistics are stored as one."""
 FAN_IN = 4
+REFUSED = "refused"
+"""Key of the reason for which there are no statistics: unlike theirs, it has no slash."""
 
 
 def observe_dataset(
@@ -53,7 +58,6 @@ def observe_dataset(
     """
     if split is not None:
         split.check(dataset)
-    document = pipeline.document()
     rule = None if split is None else split.document()
     kept = None if state is None else State(state)
     prefix = f"fit/{pipeline.fitted_}/"
@@ -61,7 +65,7 @@ def observe_dataset(
     indices = range(len(dataset.partitions))
     groups = {n: indices[at : at + GROUP] for n, at in enumerate(range(0, len(indices), GROUP))}
     items = {
-        n: [{"url": dataset.url, "index": index, "pipeline": document, "end": end, "split": rule, "on_error": on_error} for index in group]
+        n: [{"url": dataset.url, "index": index, "pipeline": pipeline, "end": end, "split": rule, "on_error": on_error} for index in group]
         for n, group in groups.items()
         if n not in known
     }
@@ -87,7 +91,7 @@ def observe_dataset(
 def observe_partition(item: dict[str, Any]) -> dict[str, Any]:
     """In a function: statistics of one partition; or at `REFUSED`, why there are none, since another try would find the same."""
     dataset = TableDataset.open(item["url"])
-    pipeline = Pipeline.from_document(item["pipeline"])
+    pipeline: Pipeline = item["pipeline"]
     rows = from_table(dataset.read(item["index"]), dataset.schema)
     numbers = np.arange(length_of(rows)) + sum(part.rows for part in dataset.partitions[: item["index"]]) + 1
     if item["split"] is not None:
@@ -107,3 +111,22 @@ def _empty(dataset: TableDataset) -> Any:
     from ephemeron.data.tables.arrow import schema_of
 
     return schema_of(dataset.schema).empty_table()
+
+
+def statistic_document(found: Mapping[str, Statistic]) -> dict[str, Any]:
+    """Statistics as JSON."""
+    names = {kind: name for name, kind in KINDS.items()}
+    return {key: {"kind": names[type(one)], "value": one.plain()} for key, one in found.items()}
+
+
+def read_statistics(raw: Mapping[str, Any]) -> dict[str, Statistic]:
+    """The inverse of `statistic_document`."""
+    return {key: KINDS[one["kind"]].read(one["value"]) for key, one in raw.items()}
+
+
+def merge_statistics(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Statistic]:
+    """Statistics of the rows of both; or the refusal of a row of one."""
+    for found in (one, other):
+        if REFUSED in found:
+            return dict(found)
+    return {key: one[key].merge(other[key]) for key in one}

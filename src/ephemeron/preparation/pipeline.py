@@ -26,9 +26,9 @@ from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError, NotRepresentable
 from ephemeron.preparation.columns import ColumnData, Rows, length_of, taken
-from ephemeron.preparation.hashing import FeatureHasher, HashSplit
+from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.inputs import Presented, presented
-from ephemeron.preparation.transforms import KINDS, MinMaxScaler, QuantileBinner, StandardScaler, Statistic, Transform
+from ephemeron.preparation.transforms import FeatureHasher, MinMaxScaler, QuantileBinner, StandardScaler, Statistic, Transform
 
 if TYPE_CHECKING:
     from typing import Self
@@ -327,26 +327,3 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline([{', '.join(step.step for step in self.steps)}])"
-
-
-REFUSED = "refused"
-"""Key of the reason for which there are no statistics: unlike theirs, it has no slash."""
-
-
-def statistic_document(found: Mapping[str, Statistic]) -> dict[str, Any]:
-    """Statistics as JSON."""
-    names = {kind: name for name, kind in KINDS.items()}
-    return {key: {"kind": names[type(one)], "value": one.plain()} for key, one in found.items()}
-
-
-def read_statistics(raw: Mapping[str, Any]) -> dict[str, Statistic]:
-    """The inverse of `statistic_document`."""
-    return {key: KINDS[one["kind"]].read(one["value"]) for key, one in raw.items()}
-
-
-def merge_statistics(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Statistic]:
-    """Statistics of the rows of both; or the refusal of a row of one."""
-    for found in (one, other):
-        if REFUSED in found:
-            return dict(found)
-    return {key: one[key].merge(other[key]) for key in one}

@@ -19,13 +19,14 @@ from ephemeron.data.tables import TableDataset
 from ephemeron.errors import BudgetReached, DatasetNotFound, JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.preparation.applying import apply_to_dataset
-from ephemeron.preparation.hashing import FeatureHasher, HashSplit
+from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.load_plan import LoadPlan, OnError
 from ephemeron.preparation.loading import load
 from ephemeron.preparation.pipeline import Pipeline
 from ephemeron.preparation.prediction import START, PreparationEstimate, predict
 from ephemeron.preparation.recipe import Recipe
 from ephemeron.preparation.state import State
+from ephemeron.preparation.transforms import FeatureHasher
 from ephemeron.runs.predictions import Prediction, invocations_for, measured_now, price_basis
 from ephemeron.units import human_count, human_seconds
 

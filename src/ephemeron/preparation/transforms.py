@@ -1,4 +1,4 @@
-"""The port of transforms, scalers, and quantile bins.
+"""The port of transforms, scalers, quantile bins, and feature hashing.
 
 A transform sees rows twice. `observe` takes statistics of some rows, which merge; `conclude` sets the fitted attributes from those of
 all rows, and `apply` changes rows, from the fitted attributes alone. Fitted attributes have scikit-learn's names and end in `_`.
@@ -7,18 +7,19 @@ all rows, and `apply` changes rows, from the fitted attributes alone. Fitted att
 from __future__ import annotations
 
 import inspect
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ephemeron.config.typed import near, plain
+from ephemeron.config.typed import plain
+from ephemeron.data.tables.batches import beyond_float32
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError, NotRepresentable
-from ephemeron.preparation.columns import Categories, ColumnData, Rows
+from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, chosen, length_of, names_of, whole
+from ephemeron.preparation.hashing import column_seed, text_hashes
 from ephemeron.preparation.histogram import Histogram
 from ephemeron.preparation.moments import Moments
 from ephemeron.preparation.occupancy import Occupancy
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _LEAST = float(np.finfo(np.float64).tiny)
 """The least number that has all bits of float64."""
 Statistic: TypeAlias = Moments | Histogram | Occupancy
+LARGEST = 1 << 31
+"""Buckets of a hashed vector."""
 KINDS: dict[str, Any] = {"moments": Moments, "histogram": Histogram, "occupancy": Occupancy}
 
 
@@ -115,53 +118,6 @@ class Transform(ABC):
     def observed_columns(self) -> set[str]:
         """Columns whose values its statistics depend on. Bound."""
         return set(self.feature_names_in_)
-
-
-def chosen(schema: Sequence[Column], names: Sequence[str] | None, kinds: Sequence[str], *, step: str) -> list[str]:
-    """Names of columns of some kinds.
-
-    Raises:
-        JobError: a column is unknown or of another kind.
-    """
-    known = {column.name: column for column in schema}
-    if names is None:
-        found = [column.name for column in schema if column.kind in kinds]
-        if not found:
-            raise JobError(f"{step}: there is no {' or '.join(kinds)} column among {', '.join(known)}")
-        return found
-    for name in names:
-        if name not in known:
-            raise JobError(f"{step}: unknown column {name}", remedy=near(name, known, what="columns"))
-        if known[name].kind not in kinds:
-            raise JobError(f"{step}: column {name} is {known[name].kind}", remedy=f"name {' or '.join(kinds)} columns")
-    return list(names)
-
-
-def names_of(given: Any, what: str) -> list[str]:
-    """A list of names of columns that a caller gave.
-
-    Raises:
-        JobError: it is no list, or holds something else.
-    """
-    if isinstance(given, str):
-        raise JobError(f"{what} = {given!r} is text", remedy=f"write [{given!r}]")
-    listed = list(given) if isinstance(given, Iterable) else [given]
-    wrong = [name for name in listed if not isinstance(name, str)]
-    if wrong or not isinstance(given, Iterable):
-        raise JobError(f"{what} = {given!r} is no list of names", remedy='write ["NAME", …]')
-    return [str(name) for name in listed]
-
-
-def whole(given: Any, what: str) -> int:
-    """A whole number that a caller gave, of Python's or NumPy's integers.
-
-    Raises:
-        JobError: it is none.
-    """
-    try:
-        return operator.index(given)
-    except TypeError:
-        raise JobError(f"{what} = {given!r} is no whole number") from None
 
 
 class _NumericStep(Transform):
@@ -383,6 +339,129 @@ class QuantileBinner(Transform):
         return out
 
 
+class FeatureHasher(Transform):
+    """Categories and numbers as one sparse vector: the hashing trick (Weinberger et al. 2009).
+
+    A category adds 1 at the bucket of its column and text, a number adds itself at the bucket of its column's name. Absent values
+    and zeros add nothing. What falls into one bucket of a row is summed. Numbers that float32 would make infinite, or 0, are refused.
+
+    Args:
+        columns: names; None: all numeric and categorical columns.
+        n_features: buckets.
+        seed: of the hashes.
+        alternate_sign: let half of the categories add -1, so that collisions cancel on average.
+        output: name of the sparse column; the columns that were hashed are left out.
+    """
+
+    step = "hash"
+    kinds = ("numeric", "categorical")
+
+    distinct_: int
+    """Columns of numbers, and pairs of column and text, that were seen (`preparation.occupancy` states the error)."""
+    occupied_: int
+    """Buckets that at least one of them has."""
+    exact_: bool
+    """Whether `distinct_` is exact."""
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        n_features: int = 1 << 20,
+        seed: int = 0,
+        alternate_sign: bool = False,
+        output: str = "features",
+    ) -> None:
+        if isinstance(columns, int):
+            raise JobError(f"hash: columns = {columns!r} is a number", remedy=f"write FeatureHasher(n_features={columns!r})")
+        super().__init__(columns)
+        n_features, seed = whole(n_features, "hash: n_features"), whole(seed, "hash: seed")
+        if not 1 <= n_features <= LARGEST:
+            raise JobError(f"hash: n_features = {n_features} should be from 1 to {LARGEST}", remedy="the default is 1048576")
+        if not 0 <= seed < 1 << 53:
+            raise JobError(f"hash: seed = {seed} should be from 0 to 2**53 - 1")
+        self.n_features, self.seed, self.alternate_sign, self.output = n_features, seed, bool(alternate_sign), output
+
+    @property
+    def collisions_(self) -> int:
+        """Keys that share a bucket with an earlier one: `distinct_` less `occupied_`."""
+        return self.distinct_ - self.occupied_
+
+    def fitted(self) -> dict[str, Any]:
+        return {"distinct_": self.distinct_, "occupied_": self.occupied_, "exact_": self.exact_}
+
+    def restore(self, fitted: Mapping[str, Any]) -> None:
+        self.distinct_, self.occupied_, self.exact_ = (fitted[name] for name in ("distinct_", "occupied_", "exact_"))
+
+    def bind(self, schema: Sequence[Column]) -> None:
+        super().bind(schema)
+        left = {column.name for column in schema} - set(self.feature_names_in_)
+        if self.output in left:
+            raise JobError(f"hash: there is a column {self.output} already", remedy="give another output")
+
+    def observed_columns(self) -> set[str]:
+        kinds = {column.name: column.kind for column in self.schema_in_}
+        return {name for name in self.feature_names_in_ if kinds[name] == "categorical"}
+
+    def observe(self, rows: Rows) -> dict[str, Statistic]:
+        hashes = [self._hashes(name, rows[name]) for name in self.feature_names_in_]
+        return {self.output: Occupancy.of(np.concatenate(hashes), self.n_features)}
+
+    def conclude(self, found: Mapping[str, Any]) -> None:
+        seen: Occupancy = found[self.output]
+        self.distinct_, self.occupied_, self.exact_ = seen.distinct, seen.occupied, seen.exact
+
+    def schema_out(self) -> tuple[Column, ...]:
+        hashed = set(self.feature_names_in_)
+        made = Column(name=self.output, kind="sparse", dtype="float32", width=self.n_features)
+        return (*(column for column in self.schema_in_ if column.name not in hashed), made)
+
+    def apply(self, rows: Rows) -> dict[str, ColumnData]:
+        count, names = length_of(rows), self.feature_names_in_
+        buckets, values = np.empty((count, len(names)), np.int64), np.empty((count, len(names)))
+        for n, name in enumerate(names):
+            data, hashes = rows[name], self._hashes(name, rows[name])
+            at = (hashes % np.uint64(self.n_features)).astype(np.int64)
+            signs = np.where(hashes >> np.uint64(63), -1.0, 1.0) if self.alternate_sign else np.ones(len(hashes))
+            if isinstance(data, Categories):  # absent: code -1, the last entry
+                buckets[:, n] = np.append(at, 0)[data.codes]
+                values[:, n] = np.append(signs, 0.0)[data.codes]
+            else:
+                numbers = np.asarray(data, np.float64)
+                buckets[:, n] = at[0]
+                values[:, n] = np.where(np.isnan(numbers), 0.0, numbers)
+                self._check(name, numbers, beyond_float32(numbers))
+        made = _sparse(buckets, values, self.n_features)
+        if len(infinite := np.flatnonzero(np.isinf(made.values))):  # a sum of several columns
+            at_row = np.searchsorted(made.indptr, infinite, side="right") - 1
+            raise NotRepresentable(
+                step=self.step,
+                column=", ".join(names),
+                rows=np.unique(at_row).tolist(),
+                reason="a sum in a bucket is beyond float32",
+                remedy="scale the columns first",
+            )
+        hashed = set(names)
+        kept = {name: data for name, data in rows.items() if name not in hashed}
+        return {**kept, self.output: made}
+
+    def _check(self, name: str, numbers: NDArray[np.float64], beyond: NDArray[np.bool_]) -> None:
+        if beyond.any():
+            bad = np.flatnonzero(beyond)
+            raise NotRepresentable(
+                step=self.step,
+                column=name,
+                rows=bad.tolist(),
+                reason=f"{float(numbers[bad[0]])!r} is beyond float32",
+                remedy="scale the column first",
+            )
+
+    def _hashes(self, name: str, data: ColumnData) -> NDArray[np.uint64]:
+        """Of all distinct texts of a column; of a numeric column: one, of its name."""
+        texts = data.values if isinstance(data, Categories) else [""]
+        return text_hashes(texts, column_seed(name, self.seed))
+
+
 def _scaled(values: NDArray[np.float64], centre: float, scale: float, rest: float = 0.0) -> NDArray[np.float64]:
     """(values - centre - rest) / scale, also where the difference alone is beyond float64."""
     with np.errstate(over="ignore", under="ignore"):
@@ -404,3 +483,20 @@ def _listed(values: NDArray[np.float64]) -> list[float | None]:
 
 def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _sparse(buckets: NDArray[np.int64], values: NDArray[np.float64], width: int) -> SparseRows:
+    """Entries [rows, columns] as sparse rows with sorted indices; entries of one bucket are summed, zeros left out."""
+    order = np.argsort(buckets, axis=1, kind="stable")
+    buckets, values = np.take_along_axis(buckets, order, 1), np.take_along_axis(values, order, 1)
+    there = values != 0
+    row = np.broadcast_to(np.arange(len(buckets))[:, None], buckets.shape)[there]
+    indices, values = buckets[there], values[there]
+    if len(indices):
+        first = np.concatenate([[True], (indices[1:] != indices[:-1]) | (row[1:] != row[:-1])])
+        if not first.all():
+            begins = np.flatnonzero(first)
+            values, indices, row = np.add.reduceat(values, begins), indices[begins], row[begins]
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=len(buckets)))]).astype(np.int64)
+    with np.errstate(over="ignore"):
+        return SparseRows(indptr, indices, values.astype(np.float32), width)

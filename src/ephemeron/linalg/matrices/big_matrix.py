@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ephemeron import linalg
 from ephemeron.blocking import run as blocking
 from ephemeron.config.paths import home
 from ephemeron.errors import JobError
 from ephemeron.linalg.matrices import files, lifetimes, tile_store
-from ephemeron.linalg.matrices.operators import Operators, lazy_expressions
+from ephemeron.linalg.matrices.operators import Operators
 from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, Structure
 from ephemeron.linalg.matrices.tile_format import DTYPES
 from ephemeron.linalg.matrices.tile_size import tile_size
@@ -263,7 +264,7 @@ class BigMatrix(Operators):
         rows, columns = index if isinstance(index, tuple) else (index, slice(None))
         if not (isinstance(rows, slice) and isinstance(columns, slice)):
             raise JobError(f"{index!r} selects single rows or columns", remedy="take ranges, or to_numpy() first")
-        found: BigMatrix = lazy_expressions().part(self, rows, columns)
+        found: BigMatrix = linalg.part(self, rows, columns)
         return found
 
     def __len__(self) -> int:
