@@ -114,8 +114,9 @@ class Structure:
                 base = ".".join([*above, *([node.module] if node.module else [])])
                 found.imports.update(f"{base}.{alias.name}" for alias in node.names)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if (said := node.value.partition(":")[0]) in self._names and "." in said:
-                    found.strings.append(node.value)
+                for said in node.value.split(","):
+                    if (module := said.partition(":")[0]) in self._names and "." in module:
+                        found.strings.append(said)
             elif is_lazy and isinstance(node, ast.Dict):
                 for key, value in zip(node.keys, node.values, strict=True):
                     if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):

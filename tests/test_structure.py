@@ -1,19 +1,13 @@
-"""The package's own structure: nothing climbs, no circle or folder grows, and what users see changes on purpose alone.
-
-`structure.toml` lists what does not hold yet. Each entry has to be true, so the list can only shrink.
-"""
+"""The package's own structure: nothing climbs, circles and folders are small, and what users see changes on purpose alone."""
 
 from __future__ import annotations
 
 import difflib
-import tomllib
-from pathlib import Path
 
 import pytest
 
 from structure import REGISTRIES, SNAPSHOTS, TAKEN, Structure, abstract_methods, keys
 
-DEBTS = tomllib.loads((Path(__file__).parent / "structure.toml").read_text())
 LARGEST_CIRCLE = 3
 LARGEST_FOLDER = 30
 MOST_ABSTRACT = 6
@@ -27,12 +21,11 @@ def structure() -> Structure:
 def test_no_string_names_a_module_outside_of_registries(structure):
     """A string that is imported is an import which the contracts of layers do not see."""
     found = [f"{name} -> {said}" for name, said in structure.climbing_strings()]
-    assert sorted(DEBTS["strings"]["allowed"]) == found
+    assert not found
 
 
-def test_circles_of_modules_do_not_grow(structure):
-    sizes = [len(circle) for circle in structure.circles() if len(circle) > LARGEST_CIRCLE]
-    assert sizes == DEBTS["circles"]["sizes"], structure.circles()[: len(sizes)]
+def test_circles_of_modules_are_small(structure):
+    assert not [circle for circle in structure.circles() if len(circle) > LARGEST_CIRCLE]
 
 
 def test_ports_are_small():
@@ -46,9 +39,8 @@ def test_nothing_is_kept_from_the_formatter():
     assert not kept
 
 
-def test_folders_do_not_grow(structure):
-    found = {name: count for name, count in structure.folders().items() if count > LARGEST_FOLDER}
-    assert found == DEBTS["folders"]
+def test_folders_are_small(structure):
+    assert not {name: count for name, count in structure.folders().items() if count > LARGEST_FOLDER}
 
 
 @pytest.mark.parametrize("file", [pytest.param(file, marks=pytest.mark.slow if file == "json-keys.txt" else ()) for file in TAKEN])
@@ -93,6 +85,11 @@ def test_what_is_for_type_checkers_or_readers_is_no_import(small):
     read = small(up=checked, down="'house.up'\nfrom house.up import f")
     assert read.circles() == []
     assert read.climbing_strings() == []
+
+
+def test_each_module_of_a_list_in_a_string_is_found(small):
+    read = small(up="NAMES = 'json,house.down:f'", down="")
+    assert read.climbing_strings() == [("house.up", "house.down:f")]
 
 
 def test_a_lazy_name_leads_to_its_module(small):

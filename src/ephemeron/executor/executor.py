@@ -16,7 +16,7 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -35,7 +35,7 @@ from ephemeron.executor.session import Bill, Session, Submission
 from ephemeron.executor.shipping import Shipment, Shipper, name_of
 from ephemeron.executor.trees import grow
 from ephemeron.functions.shipped_code import digest_of
-from ephemeron.functions.shipped_tasks import code_keys, graph_key
+from ephemeron.functions.shipped_tasks import ShippedGraph, code_keys, graph_key
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.prices import Prices, load_prices
@@ -289,7 +289,7 @@ class FunctionExecutor(concurrent.futures.Executor):
 
     def run_graph(
         self,
-        opener: str,
+        opener: Callable[..., Awaitable[ShippedGraph]],
         data: bytes,
         starts: Callable[[str, str], Iterator[tuple[TaskSpec, int]]],
         *,
@@ -302,7 +302,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         """Runs a graph of tasks of which each names those that follow it (`functions.shipped_tasks.ShippedGraph`).
 
         Args:
-            opener: `module:function` of an installed module that makes the graph from `data` where tasks run.
+            opener: of an installed module; makes the graph from `data` where tasks run.
             data: of the graph; it is signed.
             starts: gives the tasks without inputs from others, and their order, from the name of the graph, with which ids begin
                 (`NAME-…`), and `TaskSpec.function`.
@@ -322,7 +322,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             tasks=tasks,
             key=graph_key(self._run, digest),
             data=data,
-            starts=starts(id, f"node {opener} {digest}"),
+            starts=starts(id, f"node {opener.__module__}:{opener.__qualname__} {digest}"),
             future=self._future(id, name),
             on_result=on_result,
             objects={k: v for one in code for k, v in one.objects.items()},

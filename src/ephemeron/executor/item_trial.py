@@ -15,7 +15,7 @@ from typing import Any
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError
-from ephemeron.executor.places import PRELOAD
+from ephemeron.functions.entries import PRELOADS
 from ephemeron.functions.shipped_code import CodeLoader, Shipped, dumps
 from ephemeron.functions.shipped_tasks import code_keys
 from ephemeron.runs.probe_process import peak_mb
@@ -97,7 +97,7 @@ async def _loaded(request: TrialRequest, folder: Path) -> Shipped:
 def main(folder: Path) -> None:
     """Writes an `ItemTrial` to standard output; what the user's code prints goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
-    for name in PRELOAD:
+    for name in PRELOADS["task-executor"]:
         import_module(name)
     request = unpickled((folder / REQUEST_FILE).read_bytes())
     json.dump(plain(try_items(request, folder.resolve())), out)

@@ -20,12 +20,11 @@ from ephemeron.config.typed import near
 from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
 from ephemeron.functions.base import Limits, Platform
+from ephemeron.functions.entries import PRELOAD_VARIABLE, PRELOADS
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.functions.world import Simulation
 
 PLATFORMS = ("local", "simulated", *CLOUDS)
-PRELOAD = ("ephemeron.functions.tasks.executor_entry", "ephemeron.functions.shipped_tasks", "numpy", "cloudpickle")
-"""What executors import before their first call; PyTorch is not among it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class PlaceOptions:
     settings: Any = None
     """Settings of the cloud."""
     preload: tuple[str, ...] = ()
-    """Modules that functions import before their first call, beside `PRELOAD`."""
+    """Modules that functions import before their first call, beside those of `PRELOADS`."""
     simulation: Simulation = field(default_factory=Simulation)
 
 
@@ -179,7 +178,7 @@ async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict
             from ephemeron.functions.local import LocalPlatform
 
             local = await LocalPlatform.start(
-                folder, env={**secrets, "EPHEMERON_PRELOAD": ",".join((*PRELOAD, *options.preload))}, restart=True
+                folder, env={**secrets, PRELOAD_VARIABLE: ",".join((*PRELOADS["task-executor"], *options.preload))}, restart=True
             )
             stack.push_async_callback(local.shutdown)
             platform = local

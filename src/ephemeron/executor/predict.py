@@ -26,6 +26,7 @@ from ephemeron.config.user_code import isolated
 from ephemeron.errors import JobError, TaskFailed, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.prediction_files import ONLY, Inputs, Outputs, check_inputs, read_inputs, write_outputs
+from ephemeron.functions.entries import PRELOADS
 from ephemeron.runs.folders import CODE_FILE
 from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result
@@ -240,7 +241,7 @@ def predict(
         raise JobError(f"batch_size = {batch_size} is below 1")
     predictor = tried(predictor_of(result, best=best), inputs, casts=casts, on_trial=on_trial)
     parts = ({name: a[at : at + batch_size] for name, a in inputs.items()} for at in range(0, rows, batch_size))
-    with _modules_kept(), FunctionExecutor(name="predict", preload=("torch", "ephemeron.training.task.program"), **options) as pool:
+    with _modules_kept(), FunctionExecutor(name="predict", preload=PRELOADS["predict"], **options) as pool:
         if on_pool is not None:
             on_pool(pool)
         found = list(pool.map(predictor, parts))

@@ -44,10 +44,23 @@ ENTRIES = tuple(_TABLE)
 """Names of the entries that every deployment serves."""
 VARIABLE = "EPHEMERON_ENTRIES"
 PRELOAD_VARIABLE = "EPHEMERON_PRELOAD"
-DEFAULT_PRELOAD = (
-    "torch,numpy.random,ephemeron.training.worker.loop,ephemeron.training.worker.trainers.torch_trainer,"
-    "ephemeron.communication.channels.object_store"
+_WORKER = (
+    "torch",
+    "numpy.random",
+    "ephemeron.training.worker.loop",
+    "ephemeron.training.worker.trainers.torch_trainer",
+    "ephemeron.communication.channels.object_store",
 )
+PRELOADS = {
+    "worker": _WORKER,
+    "probe": (*_WORKER, "ephemeron.training.worker.probe"),
+    "loader": ("ephemeron.data.flow", "ephemeron.data.catalog", "ephemeron.data.service.loader"),
+    "task-executor": ("ephemeron.functions.tasks.executor_entry", "ephemeron.functions.shipped_tasks", "numpy", "cloudpickle"),
+    "predict": ("torch", "ephemeron.training.task.program"),
+    "prepare": ("pyarrow.csv", "ephemeron.preparation.load_part", "ephemeron.preparation.fitting"),
+    "sparse-part": ("ephemeron.sparse.job.function", "ephemeron.communication.channels.object_store", "scipy.sparse", "pyarrow.ipc"),
+}
+"""Modules that functions import before their first call, by what they compute; deployed ones import those of `worker`."""
 
 
 def known(variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -127,7 +140,7 @@ def _request_of(function: Entry) -> Any:
 
 def preload() -> None:
     """Imports the modules that `EPHEMERON_PRELOAD` names, separated by commas; those not installed are left out."""
-    for name in filter(None, os.environ.get(PRELOAD_VARIABLE, DEFAULT_PRELOAD).split(",")):
+    for name in filter(None, os.environ.get(PRELOAD_VARIABLE, ",".join(PRELOADS["worker"])).split(",")):
         try:
             import_module(name)
         except ModuleNotFoundError as e:

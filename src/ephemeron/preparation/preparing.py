@@ -18,6 +18,7 @@ from ephemeron.config.typed import plain
 from ephemeron.data.tables import TableDataset
 from ephemeron.errors import BudgetReached, DatasetNotFound, JobError
 from ephemeron.executor import FunctionExecutor
+from ephemeron.functions.entries import PRELOADS
 from ephemeron.preparation.applying import apply_to_dataset
 from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.load_plan import LoadPlan, OnError
@@ -29,8 +30,6 @@ from ephemeron.preparation.state import State
 from ephemeron.preparation.transforms import FeatureHasher
 from ephemeron.runs.predictions import Prediction, invocations_for, measured_now, price_basis
 from ephemeron.units import human_count, human_seconds
-
-PRELOAD = ("pyarrow.csv", "ephemeron.preparation.load_part", "ephemeron.preparation.fitting")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,7 +217,7 @@ def _pool(
         progress=progress,
         prices_file=prices_file,
         settings=settings,
-        preload=PRELOAD if run.platform == "local" else (),
+        preload=PRELOADS["prepare"] if run.platform == "local" else (),
         labels=labels,
     )
 

@@ -38,6 +38,7 @@ _SERVICES = {
     "sparse": "ephemeron.sparse.store.serving:serve",
     "rendezvous": "ephemeron.runs.rendezvous:serve",
 }
+_PROGRAMS = {"lightning": ("ephemeron.integrations.lightning:LightningTask", "ephemeron.integrations.lightning:task_of")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,14 @@ def find_service(name: str) -> Any:
     if name not in _SERVICES:
         raise JobError(f"there is no service {name!r}", remedy=f"known services: {', '.join(sorted(_SERVICES))}")
     return _load(_SERVICES[name])
+
+
+def program_makers(name: str) -> tuple[str, str]:
+    """What makes the training program of a model of another library: of the model, and of its name, each as `module:name`.
+
+    They are above those who name them, and need the library.
+    """
+    return _PROGRAMS[name]
 
 
 def _load(what: str) -> Any:

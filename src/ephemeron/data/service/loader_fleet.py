@@ -21,11 +21,9 @@ from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.settings import ServiceLoaderOptions
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.base import Call, Invocation, Outcome, Platform
-from ephemeron.functions.entries import PRELOAD_VARIABLE
+from ephemeron.functions.entries import PRELOAD_VARIABLE, PRELOADS
 from ephemeron.functions.local import LocalPlatform
 
-PRELOAD = "ephemeron.data.flow,ephemeron.data.catalog,ephemeron.data.service.loader"
-"""Modules that every loader imports before its first call, after those of the settings."""
 RUN = "loading"
 _log = logging.getLogger(__name__)
 
@@ -44,7 +42,8 @@ class LoaderFleet:
         token: shared secret of the service.
         memory_mb: memory quota of each.
         lifetime_s: time limit of each.
-        preload: modules that they import before their first call, separated by commas; those not installed are left out.
+        preload: modules that they import before their first call and before those of `PRELOADS`, separated by commas; those not installed
+            are left out.
         origin, labels: see `ShardSettings`.
         ended: called with the name and the outcome of each loader that has ended; in the fleet's thread.
         platform: makes the platform from the folder and the functions' environment.
@@ -65,7 +64,7 @@ class LoaderFleet:
         platform: Callable[[Path, Mapping[str, str]], Coroutine[Any, Any, Platform]] = local_platform,
     ) -> None:
         self._folder, self._shard = folder, shard
-        self._env = {PRELOAD_VARIABLE: ",".join(filter(None, (preload, PRELOAD))), TOKEN_VARIABLE: token}
+        self._env = {PRELOAD_VARIABLE: ",".join(filter(None, (preload, *PRELOADS["loader"]))), TOKEN_VARIABLE: token}
         self._memory_mb, self._lifetime_s = memory_mb, lifetime_s
         self._origin, self._labels = origin, labels or {}
         self._ended = ended

@@ -36,7 +36,6 @@ from ephemeron.linalg.matrices.lifetimes import Owners
 from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
 
-_OPENER = "ephemeron.linalg.execution.gathered:open_gathered"
 SOLVERS: Mapping[str, Callable[..., tuple[npt.NDArray[Any], ...]]] = {
     "eigh": spectra.hermitian_eigen,
     "eigvalsh": spectra.hermitian_eigenvalues,
@@ -225,7 +224,7 @@ def run_gathered(
     began, bill_before = time.perf_counter(), executor.bill().cost_usd
     with claimed(made[0].store, f"{name}{TEMPORARY}", executor):
         future = executor.run_graph(
-            _OPENER,
+            open_gathered,
             json.dumps(plain(data), separators=(",", ":"), sort_keys=True).encode(),
             GatheredGraph(data).starts,
             tasks=1,

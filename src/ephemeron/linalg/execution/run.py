@@ -18,7 +18,7 @@ from ephemeron.executor import FunctionExecutor
 from ephemeron.functions.tasks.model import TaskResult
 from ephemeron.linalg.execution.claims import TEMPORARY, claimed
 from ephemeron.linalg.execution.program_data import ProgramData, run_name
-from ephemeron.linalg.execution.program_graph import ProgramGraph, TaskTraffic
+from ephemeron.linalg.execution.program_graph import ProgramGraph, TaskTraffic, open_program
 from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.language.kernel import load_kernel
 from ephemeron.linalg.language.program import Program, Role
@@ -28,8 +28,6 @@ from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
 from ephemeron.linalg.prediction.program_work import ProgramWork
 
 _log = logging.getLogger(__name__)
-
-_OPENER = "ephemeron.linalg.execution.program_graph:open_program"
 
 
 def run_program(
@@ -79,7 +77,7 @@ def run_program(
     _log.info("%s: %d tasks", program.name, tasks)
     with claimed(data.store, data.temporaries, executor):
         future = executor.run_graph(
-            _OPENER,
+            open_program,
             data.to_bytes(),
             local.starts,
             tasks=tasks,

@@ -37,7 +37,7 @@ from ephemeron.errors import (
 )
 from ephemeron.events import Ended, Event, Invoked, Measured, Note, Progress, RunEnded, RunStarted, StoreRequests, Traffic
 from ephemeron.functions.base import Call, Outcome, Platform, Reason
-from ephemeron.functions.entries import PRELOAD_VARIABLE
+from ephemeron.functions.entries import PRELOAD_VARIABLE, PRELOADS
 from ephemeron.runs import run_platform
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of, last_t
@@ -61,7 +61,8 @@ from ephemeron.training.worker.spec import RunSpec
 
 _log = logging.getLogger(__name__)
 
-PRELOAD = "ephemeron.sparse.job.function,ephemeron.communication.channels.object_store,scipy.sparse,pyarrow.ipc"
+PRELOADED = {PRELOAD_VARIABLE: ",".join(PRELOADS["sparse-part"])}
+"""Environment of functions."""
 _LOOK_S = 0.5
 """Interval at which limits and requests to stop are looked for."""
 _METER_S = 5.0
@@ -107,7 +108,7 @@ async def drive(
         channel = await stack.enter_async_context(open_channel(run.channel))
         control = RunChannel(channel, owner="client", retry=BRIEF)
         await control.delete([Keys(spec.run_id).control])
-        platform = await run_platform.start(folder, run, {**secrets, PRELOAD_VARIABLE: PRELOAD}, session=session)
+        platform = await run_platform.start(folder, run, {**secrets, **PRELOADED}, session=session)
         stack.push_async_callback(platform.shutdown)
         origin = time.time() if new else time.time() - last_t(folder)
         write_header(folder, dataclasses.replace(run, started_at=origin))

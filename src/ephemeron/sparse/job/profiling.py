@@ -28,14 +28,13 @@ from ephemeron.data.tables import TableDataset, csr_batch
 from ephemeron.errors import FunctionFailed, JobError
 from ephemeron.events import Loaded, Progress
 from ephemeron.functions.base import Call, Limits
-from ephemeron.functions.entries import PRELOAD_VARIABLE
 from ephemeron.functions.local import LocalPlatform, default_limits
 from ephemeron.prices import load_prices
 from ephemeron.runs import folders
 from ephemeron.runs.client_run import ClientRun
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.profiles import keep, profiling
-from ephemeron.sparse.job.driving import PRELOAD
+from ephemeron.sparse.job.driving import PRELOADED
 from ephemeron.sparse.job.evaluation import read
 from ephemeron.sparse.job.function import ENTRY, SparsePartRequest
 from ephemeron.sparse.job.prediction import CACHED_PARTITIONS, RunCosts
@@ -215,7 +214,7 @@ class _Probe:
         prices = load_prices("objects", servers=True)
         async with contextlib.AsyncExitStack() as stack:
             run = await stack.enter_async_context(profiling(run_id, name, prices=prices, memory_mb=memory_mb, servers=1))
-            platform = await LocalPlatform.start(run.folder.path, limits=limits, env={PRELOAD_VARIABLE: PRELOAD})
+            platform = await LocalPlatform.start(run.folder.path, limits=limits, env=PRELOADED)
             stack.push_async_callback(platform.shutdown)
 
             def tell(text: str) -> None:

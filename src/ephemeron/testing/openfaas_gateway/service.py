@@ -25,7 +25,7 @@ from ephemeron.testing.openfaas_gateway.workflows import Workflows
 
 _CALL = re.compile(r"/(function|async-function)/([^/]+)(/.*)?")
 _INFO = {
-    "provider": {"provider": "ephemeron.testing", "orchestration": "processes", "version": {"sha": "", "release": "0"}},
+    "provider": {"provider": "emulator", "orchestration": "processes", "version": {"sha": "", "release": "0"}},
     "version": {"sha": "", "release": "0.27.0", "commit_message": ""},
     "arch": "x86_64",
 }

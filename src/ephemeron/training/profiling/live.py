@@ -25,7 +25,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelError, FunctionFailed, FunctionLost, FunctionTimedOut, OutOfMemory
 from ephemeron.functions.base import Call, Limits, Platform
-from ephemeron.functions.entries import DEFAULT_PRELOAD, PRELOAD_VARIABLE
+from ephemeron.functions.entries import PRELOAD_VARIABLE, PRELOADS
 from ephemeron.functions.local import LocalPlatform
 from ephemeron.runs import folders
 from ephemeron.runs.client_run import ClientRun
@@ -50,7 +50,6 @@ from ephemeron.units import MB
 
 _log = logging.getLogger(__name__)
 
-PRELOAD = f"{DEFAULT_PRELOAD},ephemeron.training.worker.probe"
 WINDOW_S = 0.6
 """Six periods of Linux's CPU quotas."""
 WINDOWS = 4
@@ -217,7 +216,7 @@ async def probing(
         signing = SigningKey.new()
         for key, buffers in prepared.objects.items():
             await RunChannel(store, owner="profile", signing=signing).put(key, buffers)
-        env = {**secrets, PRELOAD_VARIABLE: PRELOAD}
+        env = {**secrets, PRELOAD_VARIABLE: ",".join(PRELOADS["probe"])}
         _log.info("probing functions of this machine over %s", channel)
         platform = await LocalPlatform.start(folder, limits=limits, env=env)
         stack.push_async_callback(platform.shutdown)

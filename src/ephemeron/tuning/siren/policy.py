@@ -17,12 +17,12 @@ from ephemeron.config.typed import Count, NonNegative, Typed, build, plain
 from ephemeron.errors import JobError
 from ephemeron.training.job import Target
 from ephemeron.training.task.decision_table import DecisionTable
-from ephemeron.training.task.learned_schedule import EpochState, LearnedPolicy, PolicyNetwork
+from ephemeron.training.task.learned_schedule import EpochState, LearnedPolicy, LearnedSchedule, PolicyNetwork
 from ephemeron.tuning.siren.baselines import RELIABLE
 from ephemeron.tuning.siren.environment import EnvironmentSpec, scales_of
 
 VERSION = 3
-SCHEDULE = "ephemeron.training.task.learned_schedule:LearnedSchedule"
+SCHEDULE = f"{LearnedSchedule.__module__}:{LearnedSchedule.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

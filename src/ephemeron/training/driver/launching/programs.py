@@ -22,6 +22,7 @@ from ephemeron.config.paths import home
 from ephemeron.config.typed import build, near, plain
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError, MissingExtra
+from ephemeron.runs.kinds import program_makers
 from ephemeron.training.job import Configuration, Job, load_job
 from ephemeron.training.job.former_names import refuse_former_names
 from ephemeron.training.job.job_file import parse_job
@@ -34,8 +35,7 @@ _RUN_OPTIONS = frozenset(f.name for f in dataclasses.fields(Configuration))
 _NAME = r"[A-Za-z_][\w.]*"
 _LIGHTNING = re.compile(rf"lightning:({_NAME}:{_NAME})(?:,({_NAME}:{_NAME}))?")
 _TARGET = re.compile(rf"{_NAME}(:{_NAME})+|{_LIGHTNING.pattern}")
-_LIGHTNING_TASK = "ephemeron.integrations.lightning:LightningTask"
-"""Named, not imported: it is above this layer, and needs Lightning."""
+_OF_LIGHTNING, _OF_LIGHTNING_NAME = program_makers("lightning")
 
 
 def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
@@ -100,7 +100,7 @@ def _of_task(program: object) -> Job:
         if isinstance(program, type) and _is_importable(program):
             named = _LIGHTNING.fullmatch(f"lightning:{program.__module__}:{program.__qualname__}")
         else:
-            program = resolve(_LIGHTNING_TASK, ())(program)
+            program = resolve(_OF_LIGHTNING, ())(program)
     cls = program if isinstance(program, type) else type(program)
     name = cls.__name__
     found: object
@@ -108,7 +108,7 @@ def _of_task(program: object) -> Job:
         here = Path.cwd()
         options = {"module": named[1], **({"data": named[2]} if named[2] else {})}
         made = resolve(named[1], [here])
-        target, folder = "ephemeron.integrations.lightning:task_of", folder_of(inspect.getmodule(made), here)
+        target, folder = _OF_LIGHTNING_NAME, folder_of(inspect.getmodule(made), here)
         name = named[1].rpartition(":")[2]
         found = resolve(target, [folder])(**options)
     elif isinstance(program, str):
