@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import SEED, condensed, environment, write
-from ephemeron.linalg.algorithms.band import apply_band_q, hermitian_band
 from ephemeron.linalg.algorithms.jacobi import jacobi_svd
+from ephemeron.linalg.algorithms.spectral import apply_band_q, hermitian_band
 from ephemeron.linalg.interpret import interpret
 from ephemeron.linalg.kernels import spectra
 

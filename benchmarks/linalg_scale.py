@@ -26,19 +26,18 @@ from benchmarks.linalg_scale_model import Outcome, Simulated, World, curve
 from benchmarks.linalg_scale_picture import parallelism
 from ephemeron.events import Traffic
 from ephemeron.functions.tasks.scaling import ScalingLimits
-from ephemeron.linalg.algorithms import band, products
-from ephemeron.linalg.algorithms import cholesky as cholesky_programs
+from ephemeron.linalg.algorithms import equations, products, spectral
 from ephemeron.linalg.algorithms import qr as qr_programs
-from ephemeron.linalg.algorithms.flat_qr import flat_qr
+from ephemeron.linalg.algorithms.qr import flat_qr
 from ephemeron.linalg.language.program import Program
 from ephemeron.prices import load_prices
 
 PROGRAMS: Mapping[str, tuple[Program, Sequence[str]]] = {
-    "cholesky": (cholesky_programs.cholesky, ("N",)),
+    "cholesky": (equations.cholesky, ("N",)),
     "gemm": (products.matmul, ("M", "N", "K")),
     "qr": (flat_qr, ("M", "N")),
     "qr_tree": (qr_programs.qr, ("M", "N")),
-    "svd_first_stage": (band.upper_band, ("M", "N")),
+    "svd_first_stage": (spectral.upper_band, ("M", "N")),
 }
 _WALL = "1.4 to 1.6 times MPI's wall time"
 PUBLISHED: Mapping[str, str] = {

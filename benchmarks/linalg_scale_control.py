@@ -22,7 +22,7 @@ from ephemeron.events import Traffic
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue
 from ephemeron.functions.tasks.queue import TaskQueue
-from ephemeron.linalg.algorithms.cholesky import cholesky
+from ephemeron.linalg.algorithms.equations import cholesky
 from ephemeron.linalg.algorithms.qr import qr
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.language.program import Node, Program

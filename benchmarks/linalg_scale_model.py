@@ -37,7 +37,7 @@ class World:
     flops: float = 3e10
     """Of one function in a second."""
     mb_per_s: float = 75.0
-    """In each direction (`linalg.matrices.tile_size.CLOUD`)."""
+    """In each direction (`linalg.matrices.stored.CLOUD`)."""
     latency_s: float = 0.03
     queue_s: float = 0.06
     """From the last byte of a task to its children being visible: its result and its counts, two requests of a cache or store."""

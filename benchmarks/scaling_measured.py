@@ -20,8 +20,7 @@ from ephemeron.sparse.store import AdaGrad, SparseStore
 from ephemeron.sparse.store.frame import Head, Kind
 from ephemeron.sparse.store.processes import ShardProcesses
 from ephemeron.sparse.store.shard import ShardOptions
-from ephemeron.sparse.training.minibatches import Schedule
-from ephemeron.sparse.training.ring import Ring
+from ephemeron.sparse.training.minibatches import Ring, Schedule
 
 ROWS = FEATURES + 1
 ENTRIES = (100, 1_000, 10_000, 50_000)

@@ -28,9 +28,8 @@ from ephemeron.sparse.store import AdaGrad, SparseStore
 from ephemeron.sparse.store.processes import ShardProcesses
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE, ShardOptions
 from ephemeron.sparse.training import fit
-from ephemeron.sparse.training.minibatches import Schedule
+from ephemeron.sparse.training.minibatches import Ring, Schedule, part
 from ephemeron.sparse.training.part import Part, train_part
-from ephemeron.sparse.training.ring import Ring, part
 from ephemeron.training.tensors import decode_state
 
 FUNCTIONS = Path(__file__).resolve().parent / "sparse_training_functions"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ephemeron.sparse.job.prediction import Line, RunCosts, StepCosts, cpu_step_s
-from ephemeron.sparse.job.profile import SparseCell, SparseProfile
+from ephemeron.sparse.job.prediction import Line, RunCosts, SparseCell, SparseProfile, StepCosts, cpu_step_s
 
 COSTS = StepCosts(
     rows_factor=50.0,

@@ -21,7 +21,7 @@ from ephemeron.errors import DatasetDamaged, JobError
 from ephemeron.executor.prediction_files import read_inputs
 from ephemeron.functions.passed_on import daemon_environment
 from ephemeron.preparation import InProcess, Pipeline, StandardScaler, load_csv
-from ephemeron.preparation.sources import listed
+from ephemeron.preparation.load_plan import listed
 
 NAMES, LOST, PATHS = "text becomes numbers", "rows lost", "a relative path means another folder"
 

@@ -8,15 +8,19 @@ from numpy.linalg import norm
 from tiling import conditioned, count, epsilon, joined, random, tiled
 
 from ephemeron.errors import JobError, NotPositiveDefinite, SingularMatrix
-from ephemeron.linalg.algorithms.cholesky import cholesky
-from ephemeron.linalg.algorithms.flat_qr import flat_form_q, flat_qr
+from ephemeron.linalg.algorithms.equations import (
+    adjoint_substitution,
+    backward_substitution,
+    cholesky,
+    forward_substitution,
+    lu,
+    lu_forward,
+    permuted_lower,
+)
 from ephemeron.linalg.algorithms.jacobi import jacobi_svd
-from ephemeron.linalg.algorithms.lu import lu, lu_forward, permuted_lower
 from ephemeron.linalg.algorithms.products import matmul, matmul_layers, matmul_pairs, syrk
-from ephemeron.linalg.algorithms.qr import apply_q, apply_q_adjoint, form_q, qr
-from ephemeron.linalg.algorithms.randomized import randomized_svd
-from ephemeron.linalg.algorithms.tall import tall_svd, tsqr
-from ephemeron.linalg.algorithms.triangular import adjoint_substitution, backward_substitution, forward_substitution
+from ephemeron.linalg.algorithms.qr import apply_q, apply_q_adjoint, flat_form_q, flat_qr, form_q, qr, tall_svd, tsqr
+from ephemeron.linalg.algorithms.spectral import randomized_svd
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph
 from ephemeron.linalg.interpret import interpret, interpret_order

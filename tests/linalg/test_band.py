@@ -8,7 +8,7 @@ from numpy.linalg import norm
 from tiling import conditioned, count, epsilon, joined, random, tiled
 
 from ephemeron.errors import NotFinite, NotHermitian
-from ephemeron.linalg.algorithms.band import apply_band_q, apply_thin_q, hermitian_band, upper_band
+from ephemeron.linalg.algorithms.spectral import apply_band_q, apply_thin_q, hermitian_band, upper_band
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph
 from ephemeron.linalg.interpret import interpret

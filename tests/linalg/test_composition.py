@@ -7,14 +7,12 @@ import pytest
 from tiling import count, joined, random, tiled
 
 from ephemeron.errors import JobError
-from ephemeron.linalg.algorithms.cholesky import cholesky
-from ephemeron.linalg.algorithms.flat_qr import flat_form_q, flat_qr, flat_thin_qr
+from ephemeron.linalg.algorithms.equations import adjoint_substitution, cholesky, forward_substitution
 from ephemeron.linalg.algorithms.products import matmul
-from ephemeron.linalg.algorithms.qr import form_q, qr, thin_qr
-from ephemeron.linalg.algorithms.triangular import adjoint_substitution, forward_substitution
+from ephemeron.linalg.algorithms.qr import flat_form_q, flat_qr, flat_thin_qr, form_q, qr, thin_qr
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph, has_more_tasks
-from ephemeron.linalg.composition import in_sequence, renamed
+from ephemeron.linalg.embedding import in_sequence, renamed
 from ephemeron.linalg.interpret import interpret
 from ephemeron.linalg.language.parser import parse_program
 from ephemeron.linalg.language.program import Role

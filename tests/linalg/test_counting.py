@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import EphemeronError
-from ephemeron.linalg.analysis.counting import number_of_points
-from ephemeron.linalg.analysis.linear import Linear
-from ephemeron.linalg.analysis.polytope import points, rows_of
+from ephemeron.linalg.analysis.counting import number_of_points, points, rows_of
 from ephemeron.linalg.analysis.propagation import Infeasible, Steps
+from ephemeron.linalg.analysis.system import Linear
 
 BOX = 4
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ephemeron.linalg.algorithms import flat_qr, lu, tall, triangular
-from ephemeron.linalg.algorithms import qr as tree_qr
+from ephemeron.linalg.algorithms import equations, qr
 from ephemeron.linalg.interpret import interpret
 from ephemeron.linalg.kernels.factors import triangular_solution
 from ephemeron.linalg.kernels.lapack import scale_of_tiny
@@ -50,7 +49,7 @@ def lapack_error(a: np.ndarray) -> float:
 
 @pytest.mark.parametrize("dtype", SMALL)
 def test_qr(dtype):
-    for program, rows in ((tree_qr.thin_qr, N), (tree_qr.thin_qr, 2 * N), (flat_qr.flat_thin_qr, N)):
+    for program, rows in ((qr.thin_qr, N), (qr.thin_qr, 2 * N), (qr.flat_thin_qr, N)):
         a = tiny(dtype, rows)
         found = interpret(program, {"M": rows // TILE, "N": N // TILE}, {"A": tiles(a)})
         q, r = joined(found["Q"], rows, N), joined(found["R"], N, N)
@@ -61,8 +60,8 @@ def test_qr(dtype):
 @pytest.mark.parametrize("dtype", SMALL)
 def test_lu(dtype):
     a = tiny(dtype)
-    found = interpret(lu.lu, {"M": N // TILE, "N": N // TILE}, {"A": tiles(a)})
-    lower = interpret(lu.permuted_lower, {"M": 3, "N": 3}, {"L": found["L"], "P": found["P"]})["F"]
+    found = interpret(equations.lu, {"M": N // TILE, "N": N // TILE}, {"A": tiles(a)})
+    lower = interpret(equations.permuted_lower, {"M": 3, "N": 3}, {"L": found["L"], "P": found["P"]})["F"]
     made = joined(lower, N, N).astype("complex128") @ grown(joined(found["U"], N, N))
     rows = [int(np.argmin(np.abs(grown(a) - row).sum(axis=1))) for row in made]
     assert sorted(rows) == list(range(N))
@@ -73,7 +72,7 @@ def test_lu(dtype):
 def test_equations(dtype):
     a, b = tiny(dtype), tiny(dtype)[:, :TILE]
     upper = np.triu(a) + np.eye(N, dtype=dtype) * a.dtype.type(8 * SMALL[dtype])
-    found = interpret(triangular.backward_substitution, {"N": N // TILE, "M": 1}, {"U": tiles(upper), "B": tiles(b)})["X"]
+    found = interpret(equations.backward_substitution, {"N": N // TILE, "M": 1}, {"U": tiles(upper), "B": tiles(b)})["X"]
     x = joined(found, N, TILE)
     assert np.isfinite(x).all()
     expected = np.linalg.solve(grown(upper), grown(b))
@@ -83,7 +82,7 @@ def test_equations(dtype):
 def test_least_squares():
     a = tiny("float64", 2 * N)
     b = a @ np.ones((N, 1))
-    made = interpret(tall.tsqr, {"M": 2}, {"A": {(i, 0): a[i * N : (i + 1) * N] for i in range(2)}})
+    made = interpret(qr.tsqr, {"M": 2}, {"A": {(i, 0): a[i * N : (i + 1) * N] for i in range(2)}})
     q = np.concatenate([made["Q"][i, 0] for i in range(2)])
     x = triangular_solution(made["R"][0, 0], q.T @ b, lower=False)
     np.testing.assert_allclose(x, np.ones((N, 1)), atol=1e-6)

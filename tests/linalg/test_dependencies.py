@@ -11,10 +11,9 @@ from lambdapack_kernels import KERNELS
 from random_programs import programs
 
 from ephemeron.errors import ProgramError
-from ephemeron.linalg.algorithms.cholesky import cholesky
+from ephemeron.linalg.algorithms.equations import cholesky
 from ephemeron.linalg.analysis.dependencies import Analysis
-from ephemeron.linalg.analysis.small_sizes import check_unrolled
-from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders, check_unrolled
 from ephemeron.linalg.language.parser import parse_text
 from ephemeron.linalg.language.program import Node
 

@@ -13,7 +13,7 @@ from scipy.linalg import LinAlgWarning
 from ephemeron import FunctionExecutor, linalg
 from ephemeron.errors import NotFinite, NotPositiveDefinite, SingularMatrix
 from ephemeron.linalg import BigMatrix, computation
-from ephemeron.linalg.kernels.condition import one_norm
+from ephemeron.linalg.kernels.factors import one_norm
 
 RNG = np.random.default_rng(0)
 HALF = RNG.standard_normal((30, 5))

@@ -11,8 +11,7 @@ from lambdapack_kernels import KERNELS, combine, pair, scale
 from random_programs import programs
 
 from ephemeron.errors import JobError, ProgramError
-from ephemeron.linalg.algorithms.cholesky import cholesky
-from ephemeron.linalg.algorithms.lu import lu
+from ephemeron.linalg.algorithms.equations import cholesky, lu
 from ephemeron.linalg.algorithms.qr import qr
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph
 from ephemeron.linalg.drawing import compressed_edges, compressed_svg, compressed_text, unrolled_svg

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiling import count, epsilon, joined, random, tiled
 
-from ephemeron.linalg.algorithms.cholesky import cholesky
+from ephemeron.linalg.algorithms.equations import cholesky
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.interpret import interpret
 

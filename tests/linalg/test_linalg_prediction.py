@@ -11,27 +11,26 @@ from click.testing import CliRunner
 from ephemeron import FunctionExecutor, linalg
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
-from ephemeron.linalg.algorithms import band, cholesky, jacobi, lu, products, qr, randomized, tall
+from ephemeron.linalg.algorithms import equations, jacobi, products, qr, spectral
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph
 from ephemeron.linalg.interpret import run_node
 from ephemeron.linalg.language.kernel import load_kernel
 from ephemeron.linalg.language.program import TileReference
 from ephemeron.linalg.matrices.stored import StoredMatrix
-from ephemeron.linalg.prediction.kernel_shapes import output_shapes
-from ephemeron.linalg.prediction.program_work import ProgramWork
-from ephemeron.linalg.prediction.schedule import MOST_TASKS, TaskSeconds, scheduled
+from ephemeron.linalg.prediction.planner import MOST_TASKS, TaskSeconds, scheduled
+from ephemeron.linalg.prediction.program_work import ProgramWork, output_shapes
 
 TILE = 4
 PROGRAMS = [
-    (cholesky.cholesky, {"N": 4}, {"A": (4, 4)}),
+    (equations.cholesky, {"N": 4}, {"A": (4, 4)}),
     (products.matmul, {"M": 2, "N": 3, "K": 3}, {"A": (2, 3), "B": (3, 3)}),
-    (lu.lu, {"M": 4, "N": 4}, {"A": (4, 4)}),
+    (equations.lu, {"M": 4, "N": 4}, {"A": (4, 4)}),
     (qr.qr, {"M": 4, "N": 3}, {"A": (4, 3)}),
-    (band.upper_band, {"M": 3, "N": 3}, {"A": (3, 3)}),
-    (band.hermitian_band, {"N": 3}, {"A": (3, 3)}),
-    (tall.tsqr, {"M": 5}, {"A": (5, 1)}),
+    (spectral.upper_band, {"M": 3, "N": 3}, {"A": (3, 3)}),
+    (spectral.hermitian_band, {"N": 3}, {"A": (3, 3)}),
+    (qr.tsqr, {"M": 5}, {"A": (5, 1)}),
     (jacobi.jacobi_svd, {"M": 3, "N": 4, "W": 2}, {"A": (3, 4)}),
-    (randomized.randomized_svd, {"M": 3, "N": 2, "R": 2, "L": 2}, {"A": (3, 2), "O": (2, 1)}),
+    (spectral.randomized_svd, {"M": 3, "N": 2, "R": 2, "L": 2}, {"A": (3, 2), "O": (2, 1)}),
 ]
 
 
@@ -79,14 +78,14 @@ def second(line):
 
 def test_schedules_of_small_and_large_graphs():
     n = 12
-    one = scheduled(cholesky.cholesky, {"N": n}, second, work_s=364, executors=1)
+    one = scheduled(equations.cholesky, {"N": n}, second, work_s=364, executors=1)
     assert one.seconds == n * (n + 1) * (n + 2) // 6 == 364
-    many = scheduled(cholesky.cholesky, {"N": n}, second, work_s=364, executors=1000)
+    many = scheduled(equations.cholesky, {"N": n}, second, work_s=364, executors=1000)
     assert many.seconds == many.chain_s == 3 * n - 2
     n = 64
     tasks = n * (n + 1) * (n + 2) // 6
     assert tasks > 8 * MOST_TASKS
-    large = scheduled(cholesky.cholesky, {"N": n}, second, work_s=tasks, executors=8)
+    large = scheduled(equations.cholesky, {"N": n}, second, work_s=tasks, executors=8)
     assert large.chain_s == pytest.approx(3 * n - 2, rel=0.05)
     assert tasks / 8 < large.seconds < tasks / 8 + 3 * n
     assert large.temporary_tiles == pytest.approx(n * (n - 1) / 2, rel=0.3)

@@ -14,9 +14,9 @@ from ephemeron import FunctionExecutor, linalg
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError
 from ephemeron.linalg import BigMatrix
+from ephemeron.linalg.computation import BigVector
 from ephemeron.linalg.statistics import mean, std
 from ephemeron.linalg.statistics import sum as total
-from ephemeron.linalg.vectors import BigVector
 
 RNG = np.random.default_rng(0)
 A = RNG.standard_normal((20, 20)) + 5 * np.eye(20)

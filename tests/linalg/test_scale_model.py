@@ -11,7 +11,7 @@ from benchmarks.linalg_scale_model import Simulated, World, curve
 from benchmarks.linalg_scale_picture import parallelism
 
 from ephemeron.functions.tasks.scaling import ScalingLimits
-from ephemeron.linalg.algorithms.cholesky import cholesky
+from ephemeron.linalg.algorithms.equations import cholesky
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph
 
 

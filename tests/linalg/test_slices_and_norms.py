@@ -9,7 +9,7 @@ from scipy.linalg import LinAlgWarning
 
 from ephemeron import FunctionExecutor, linalg
 from ephemeron.errors import JobError, SingularMatrix
-from ephemeron.linalg.algorithms import norms, slices
+from ephemeron.linalg.algorithms import products
 from ephemeron.linalg.interpret import interpret
 from ephemeron.linalg.language.program import with_options
 from running import until
@@ -21,7 +21,7 @@ TILE = 8
 @pytest.mark.parametrize("total", [3, 8, 11, 19])
 def test_rows_that_begin_within_a_tile(top, total):
     a = tiling.random((32, 11), "complex64")[: top + total]
-    program = with_options(slices.rows_from if top else slices.first_rows, top=top, height=TILE, total=total)
+    program = with_options(products.rows_from if top else products.first_rows, top=top, height=TILE, total=total)
     sizes = {"M": tiling.count(total, TILE), "K": tiling.count(top + total, TILE), "N": 2}
     made = interpret(program, {n: sizes[n] for n in program.sizes}, {"A": tiling.tiled(a, TILE)})["C"]
     assert (tiling.joined(made, (total, 11), TILE, a.dtype) == a[top:]).all()
@@ -31,7 +31,7 @@ def test_rows_that_begin_within_a_tile(top, total):
 @pytest.mark.parametrize("m", [3, 8, 43])
 def test_norms_of_columns(m, power):
     a = tiling.random((m, 11), "complex128") * 1e160
-    program, sizes = with_options(norms.norms_of_columns, power=power), {"M": tiling.count(m, TILE), "N": 2}
+    program, sizes = with_options(products.norms_of_columns, power=power), {"M": tiling.count(m, TILE), "N": 2}
     row = tiling.joined(interpret(program, sizes, {"A": tiling.tiled(a, TILE)})["C"], (1, 11), TILE, "float64")
     np.testing.assert_allclose(row[0] / 1e160, np.linalg.norm(a / 1e160, ord=power, axis=0), rtol=1e-14)
 

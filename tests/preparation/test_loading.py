@@ -20,8 +20,7 @@ from ephemeron.data.formats.cells import is_name_of_digits
 from ephemeron.data.tables import TableDataset, csr_batch
 from ephemeron.errors import DatasetDamaged, JobError
 from ephemeron.preparation import InProcess, Pipeline, StandardScaler, load_csv, load_libsvm, load_parquet, loading
-from ephemeron.preparation.load_plan import equal_parts
-from ephemeron.preparation.sources import listed
+from ephemeron.preparation.load_plan import equal_parts, listed
 
 pa = pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files")
 
@@ -214,7 +213,7 @@ def test_what_would_become_another_text_stays_text(tmp_path, texts):
 
 @given(st.lists(st.text(alphabet="0159+-.eE ", max_size=5), min_size=1, max_size=6))
 def test_the_quick_look_at_digits_overlooks_nothing(texts):
-    from ephemeron.preparation.csv_text import _digits_alone
+    from ephemeron.preparation.text_rows import _digits_alone
 
     chunks = [pa.array([None, *texts, None, ""][n:]).cast(pa.string()) for n in range(2)]
     if _digits_alone(pa.chunked_array(chunks)) and _digits_alone(pa.chunked_array([chunks[0].slice(1)])):
@@ -239,7 +238,7 @@ def test_numbers_are_numbers(tmp_path):
     ],
 )
 def test_what_comes_after_the_sample_is_told(tmp_path, monkeypatch, late, reason, count):
-    monkeypatch.setattr("ephemeron.preparation.csv_text.SAMPLE_BYTES", 100)
+    monkeypatch.setattr("ephemeron.preparation.text_rows.SAMPLE_BYTES", 100)
     monkeypatch.setattr(loading, "_parts", lambda *_: count)
     text = "x,y\n" + "".join(f"{n},0\n" for n in range(100)) + f"{late},1\n5,1\n"
     with pytest.raises(JobError, match=f"in.csv, line 102, column x: {re.escape(reason)}"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.errors import DatasetDamaged
-from ephemeron.preparation.state import State
+from ephemeron.preparation.stages import State
 from ephemeron.testing.damage import another, flipped, truncated
 
 

@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.preparation import MinMaxScaler, histogram, occupancy
-from ephemeron.preparation.histogram import Histogram
-from ephemeron.preparation.moments import Moments
-from ephemeron.preparation.occupancy import Occupancy
+from ephemeron.preparation import MinMaxScaler, statistics
+from ephemeron.preparation.statistics import Histogram, Moments, Occupancy
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 CUTS = st.lists(st.integers(0, 60), max_size=6)
@@ -71,7 +69,7 @@ def test_absent_and_infinite_values_are_counted():
 
 @given(st.lists(FINITE, max_size=60), CUTS, st.integers(2, 40))
 def test_histograms_do_not_depend_on_the_partitioning(values, cuts, groups):
-    before, histogram.GROUPS = histogram.GROUPS, groups
+    before, statistics.GROUPS = statistics.GROUPS, groups
     try:
         got, whole = merged(Histogram, values, cuts), Histogram.of(np.array(values, np.float64))
         assert got.dropped == whole.dropped
@@ -89,7 +87,7 @@ def test_histograms_do_not_depend_on_the_partitioning(values, cuts, groups):
                 high = ordered[min(len(values) - 1, math.ceil(at * (len(values) - 1) + slack))]
                 assert low <= value <= high or not math.isfinite(value)
     finally:
-        histogram.GROUPS = before
+        statistics.GROUPS = before
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60), CUTS)
@@ -118,7 +116,7 @@ def test_keys_and_buckets_are_counted_whatever_the_partitioning(keys, cuts):
 
 
 def test_more_keys_than_are_kept_are_estimated(monkeypatch):
-    monkeypatch.setattr(occupancy, "KEPT", 4096)
+    monkeypatch.setattr(statistics, "KEPT", 4096)
     keys = np.random.default_rng(0).integers(0, 2**64, size=100_000, dtype=np.uint64)
     got = functools.reduce(Occupancy.merge, (Occupancy.of(part, 64) for part in np.array_split(keys, 5)))
     assert not got.exact

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ephemeron.functions.context import Context
-from ephemeron.regions.control.function import ControlRequest, ControlResult, run_geo_addressing, run_geo_scheduling
-from ephemeron.regions.control.store import ControlStore
+from ephemeron.regions.control.function import ControlRequest, ControlResult, ControlStore, run_geo_addressing, run_geo_scheduling
 
 ENTRIES = "geo-addressing=control_entries:dies_before_it_answers,geo-scheduling=control_entries:dies_before_it_stores"
 

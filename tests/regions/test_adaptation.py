@@ -21,8 +21,7 @@ from ephemeron.regions.policies import (
     parse_sync,
     slowest,
 )
-from ephemeron.regions.policies.adaptation import COMPRESSIONS, SHARE
-from ephemeron.regions.policies.adaptive_schedule import PARTS
+from ephemeron.regions.policies.schedule import COMPRESSIONS, PARTS, SHARE
 
 
 def links(bandwidth: st.SearchStrategy[float] | None = None) -> st.SearchStrategy[Measured]:

@@ -10,9 +10,8 @@ from test_control import World
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.errors import RegionSuperseded
 from ephemeron.functions import simulation
-from ephemeron.regions.communicator.addresses import ControlledAddresses
 from ephemeron.regions.communicator.base import Update
-from ephemeron.regions.communicator.network import RegionNetwork
+from ephemeron.regions.communicator.network import ControlledAddresses, RegionNetwork
 from ephemeron.regions.communicator.tcp import TcpCommunicator
 from ephemeron.regions.control.function import ControlRequest
 from ephemeron.training.worker.spec import GroupNetwork

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ephemeron.errors import ChannelUnreachable
-from ephemeron.regions.background_writes import BackgroundWrites
+from ephemeron.regions.own_updates import BackgroundWrites
 
 
 def test_writes_follow_each_other_and_none_follows_one_that_has_failed() -> None:

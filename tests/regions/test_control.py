@@ -20,9 +20,8 @@ from ephemeron.functions.context import Context
 from ephemeron.functions.entries import serve
 from ephemeron.regions.control.addressing import AddressAnswer, AddressRequest, AddressTable
 from ephemeron.regions.control.client import ControlClient
-from ephemeron.regions.control.function import ControlRequest
+from ephemeron.regions.control.function import ControlRequest, ControlStore
 from ephemeron.regions.control.scheduling import ScheduleAnswer, Scheduler, ScheduleRequest
-from ephemeron.regions.control.store import ControlStore
 from ephemeron.regions.planning import PlanRequest
 from ephemeron.regions.region_files import parse_regions
 from ephemeron.regions.scheduling.replanning import MeasuredIterations

@@ -12,10 +12,9 @@ import pytest
 from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 from ephemeron.communication.keys import Keys
 from ephemeron.functions import simulation
-from ephemeron.regions.admissions import ABSENT_S
 from ephemeron.regions.communicator.members import EntranceRequest, note_absent
 from ephemeron.regions.communicator.store import StoreCommunicator
-from ephemeron.regions.entrance import JoiningRegion
+from ephemeron.regions.entrance import ABSENT_S, JoiningRegion
 from ephemeron.regions.leader import RegionLeader
 from ephemeron.training.worker.spec import GroupMembership
 

@@ -11,7 +11,7 @@ import pytest
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.errors import RegionSuperseded
 from ephemeron.functions.simulation import run
-from ephemeron.regions.decisions import Decisions
+from ephemeron.regions.leader import Decisions
 from ephemeron.regions.policies import parse_sync
 from ephemeron.regions.records import RegionKeys
 from ephemeron.regions.region_state import RegionState

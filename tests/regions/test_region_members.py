@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ephemeron.regions.admissions import Admissions, decode_snapshot, encode_snapshot
 from ephemeron.regions.communicator.base import Update
 from ephemeron.regions.communicator.members import EntranceRequest
+from ephemeron.regions.entrance import Admissions, decode_snapshot, encode_snapshot
 from ephemeron.regions.membership import LEAD, Entrance, RegionMembers
 from ephemeron.regions.policies import ExchangeSchedule, parse_sync
 from ephemeron.regions.records import PayloadHead, pack_payload, rounds_as_json

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ephemeron.errors import JobError
 from ephemeron.regions.compression import Feedback, codec_of
 from ephemeron.regions.policies import Contribution, Due, ExchangeSchedule, RegionPolicy, RegionSync, checked_sync, parse_sync
-from ephemeron.regions.policies.diloco import DiLoCo
+from ephemeron.regions.policies.base import DiLoCo
 
 ELEMENTS = 12
 WHOLE = slice(0, ELEMENTS)

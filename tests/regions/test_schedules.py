@@ -11,10 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.regions.scheduling.choices import Choice, Offer, RegionOffers, choice_of, choices
 from ephemeron.regions.scheduling.devices import power_of
-from ephemeron.regions.scheduling.match_straggler import DeviceCount, RegionResources, load_power, match_straggler
-from ephemeron.regions.scheduling.optimizer import Allocation, at_pace, cheapest, fastest
+from ephemeron.regions.scheduling.optimizer import (
+    Allocation,
+    Choice,
+    DeviceCount,
+    Offer,
+    RegionOffers,
+    RegionResources,
+    at_pace,
+    cheapest,
+    choice_of,
+    choices,
+    fastest,
+    load_power,
+    match_straggler,
+)
 from ephemeron.regions.scheduling.replanning import MeasuredIterations, fitted, replanned, shares
 
 

@@ -17,9 +17,9 @@ from training_runs import WORLD, combined, make_job
 
 from ephemeron.errors import JobError, PlatformError, UserError
 from ephemeron.events import Event, Note, Progress, RegionAdded, RegionExchanged, RegionLeft, Started
-from ephemeron.regions.admissions import Admissions
-from ephemeron.regions.driver import late_regions
+from ephemeron.regions.driver import added_regions
 from ephemeron.regions.driver.region_events import members_of
+from ephemeron.regions.entrance import Admissions
 from ephemeron.regions.joining import join
 from ephemeron.runs import run_platform
 from ephemeron.runs.folders import RunFolder, events_of, runs_folder
@@ -61,7 +61,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return await simulate(prepared, *args, **options)
 
     monkeypatch.setattr(lifecycle, "simulate", start)
-    monkeypatch.setattr(late_regions, "RETRY_S", (0.5, 1.0))
+    monkeypatch.setattr(added_regions, "RETRY_S", (0.5, 1.0))
     return names
 
 
@@ -167,7 +167,7 @@ def test_a_region_on_this_machine_joins_over_tcp_though_it_is_killed_meanwhile(t
         return await start(folder, *args, **options)
 
     monkeypatch.setattr(run_platform, "start", started)
-    monkeypatch.setattr(late_regions, "RETRY_S", (0.2, 1.0))
+    monkeypatch.setattr(added_regions, "RETRY_S", (0.2, 1.0))
     groups = (RunRegion(name="near", workers=1, batch_size=12, listen="127.0.0.1:0"), RunRegion(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "regions": {"exchange_every": 4, "region": groups}, "checkpoint_every": 8}
@@ -205,7 +205,7 @@ def test_a_region_that_its_cloud_refuses_at_first_joins_once_it_is_admitted(tmp_
     monkeypatch.setattr(launch, "admitted", refuse)
     monkeypatch.setattr(launch, "may_be_refused", lambda platform: True)
     monkeypatch.setattr(launch, "_provisional", lambda c, cloud: admitted(make_job(), c, cloud))
-    monkeypatch.setattr(late_regions, "RETRY_S", (0.2, 0.5))
+    monkeypatch.setattr(added_regions, "RETRY_S", (0.2, 0.5))
     groups = (RunRegion(name="near", workers=1, batch_size=12), RunRegion(name="far", workers=1, batch_size=12))
     job = make_job(epochs=4, model=gate.model)
     values = {"platform": "local", "regions": {"exchange_every": 4, "region": groups}, "checkpoint_every": 8}

@@ -10,7 +10,7 @@ import pytest
 from training_runs import make_job
 
 from ephemeron.events import Progress
-from ephemeron.regions.scheduling.choices import Offer, RegionOffers, choice_of
+from ephemeron.regions.scheduling.optimizer import Offer, RegionOffers, choice_of
 from ephemeron.regions.scheduling.replanning import shares
 from ephemeron.runs.folders import events_of
 from ephemeron.training.driver import configure, train

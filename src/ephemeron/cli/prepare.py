@@ -18,8 +18,7 @@ from ephemeron.errors import BudgetReached
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
-    from ephemeron.preparation.prediction import PreparationEstimate
-    from ephemeron.preparation.preparing import Prepared
+    from ephemeron.preparation.preparing import PreparationEstimate, Prepared
 
 INTERRUPTED = 130
 

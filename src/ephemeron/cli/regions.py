@@ -135,7 +135,7 @@ def leave_command(run: str, region: str) -> None:
 
     The region sends one more round, and stops at a checkpoint. What it has contributed stays in the weights.
     """
-    from ephemeron.regions.leaving import leave
+    from ephemeron.regions.joining import leave
 
     name = leave(run, region)
     click.echo(f"region {region} leaves run {name} after its next round")

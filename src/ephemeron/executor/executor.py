@@ -315,14 +315,15 @@ class FunctionExecutor(concurrent.futures.Executor):
         Returns:
             Its future; the result is None. Cancelled, or when a task has failed in all tries, no further result is awaited.
         """
-        digest, id = digest_of(data), self._names.name("g", opener.encode(), data)
+        target = f"{opener.__module__}:{opener.__qualname__}"
+        digest, id = digest_of(data), self._names.name("g", target.encode(), data)
         self._rate = rate
         graph = Graph(
             name=id,
             tasks=tasks,
             key=graph_key(self._run, digest),
             data=data,
-            starts=starts(id, f"node {opener.__module__}:{opener.__qualname__} {digest}"),
+            starts=starts(id, f"node {target} {digest}"),
             future=self._future(id, name),
             on_result=on_result,
             objects={k: v for one in code for k, v in one.objects.items()},

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from ephemeron.linalg.embedding import lambdapack
     from ephemeron.linalg.execution.remains import clean
     from ephemeron.linalg.matrices.big_matrix import BigMatrix
-    from ephemeron.linalg.norms import norm
     from ephemeron.linalg.operations import cholesky, inv, lstsq, lu, qr, solve
     from ephemeron.linalg.prediction.predict import predict
     from ephemeron.linalg.spectral import eigh, eigvalsh, randomized_svd, svd, svdvals
-    from ephemeron.linalg.statistics import pca
+    from ephemeron.linalg.statistics import norm, pca
 
 _LAZY = {
     "BigMatrix": "matrices.big_matrix",
@@ -39,7 +38,7 @@ _LAZY = {
     "lstsq": "operations",
     "lu": "operations",
     "matmul": "arithmetic",
-    "norm": "norms",
+    "norm": "statistics",
     "pca": "statistics",
     "predict": "prediction.predict",
     "qr": "operations",

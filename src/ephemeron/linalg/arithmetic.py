@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
-from ephemeron.linalg.algorithms import products, slices
+from ephemeron.linalg.algorithms import products
 from ephemeron.linalg.computation import Computation, computing, like, on_computed
 from ephemeron.linalg.language.program import Program, with_options
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
@@ -139,7 +139,7 @@ def _rows(computation: Computation, stored: StoredMatrix, wanted: slice) -> Stor
     begin, end = first - first % height, min(last + -last % height, stored.rows)
     whole, top = stored.part(slice(begin, end), slice(None)), first - begin
     output = like(whole, rows=last - first, columns=whole.columns)
-    program = with_options(slices.rows_from if top else slices.first_rows, top=top, height=height, total=last - first)
+    program = with_options(products.rows_from if top else products.first_rows, top=top, height=height, total=last - first)
     sizes = {"M": output.tiles[0], "K": whole.tiles[0], "N": whole.tiles[1]}
     made = computation.run(program, {n: sizes[n] for n in program.sizes}, {"A": whole}, {"C": output})["C"]
     assert isinstance(made, StoredMatrix)

@@ -8,11 +8,9 @@ from functools import lru_cache
 
 from ephemeron.errors import JobError
 from ephemeron.linalg.analysis.dependencies import Analysis
-from ephemeron.linalg.analysis.small_sizes import described
 from ephemeron.linalg.analysis.solver import first_solution
-from ephemeron.linalg.analysis.unrolled import UnrolledGraph
-from ephemeron.linalg.language.printing import call_text
-from ephemeron.linalg.language.program import Node, Program
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph, described
+from ephemeron.linalg.language.program import Node, Program, call_text
 from ephemeron.rendering.svg import el, joined, text
 
 _ROW, _LEFT, _CHARACTER, _FONT = 46.0, 150.0, 7.3, "12px monospace"

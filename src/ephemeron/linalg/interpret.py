@@ -9,8 +9,7 @@ import numpy as np
 
 from ephemeron.errors import JobError, MatrixError
 from ephemeron.linalg.analysis.interface import TaskGraph
-from ephemeron.linalg.analysis.small_sizes import described
-from ephemeron.linalg.analysis.unrolled import UnrolledGraph
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph, described
 from ephemeron.linalg.language.expressions import Constant, Name, Operation, evaluate
 from ephemeron.linalg.language.kernel import load_kernel
 from ephemeron.linalg.language.program import Node, Program, Role, Tile, TileReference

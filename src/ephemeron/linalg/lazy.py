@@ -16,12 +16,11 @@ import numpy.typing as npt
 from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.linalg import arithmetic
-from ephemeron.linalg.execution.report import LinalgReport
+from ephemeron.linalg.computation import BigVector, as_shaped
+from ephemeron.linalg.execution.program_data import LinalgReport
 from ephemeron.linalg.matrices import lifetimes
-from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg.matrices.operators import Operand
+from ephemeron.linalg.matrices.big_matrix import BigMatrix, Operand
 from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, are_borders, bounds
-from ephemeron.linalg.vectors import BigVector, as_shaped
 
 _Apply = Callable[[Sequence[BigMatrix], FunctionExecutor], BigMatrix]
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from ephemeron.errors import SingularMatrix
 from ephemeron.executor import FunctionExecutor
-from ephemeron.linalg import lazy, norms, operations, spectral, statistics
+from ephemeron.linalg import lazy, operations, spectral, statistics
+from ephemeron.linalg.computation import BigVector, as_shaped
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg.vectors import BigVector, as_shaped
 
 
 def apply_ufunc(ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
@@ -75,7 +75,7 @@ def _lstsq(a: Any, b: Any, rcond: float | None = None) -> Any:
         if m == n or rank < n:
             return shaped, np.empty(0, s.dtype), rank, s
         residuals = lazy.total(sides, lazy.product(a, x), 1.0, -1.0).compute(executor=pool)
-        squares = norms.column_norms(residuals, executor=pool) ** 2
+        squares = statistics.column_norms(residuals, executor=pool) ** 2
     return shaped, squares, rank, s
 
 
@@ -98,7 +98,7 @@ def _std(a: Any, axis: Any = None, *, ddof: int = 0) -> Any:
 def _norm(a: BigMatrix, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     if keepdims or (axis is not None and tuple(np.atleast_1d(axis) % 2) != (0, 1)):
         return NotImplemented
-    return norms.norm(a, ord)
+    return statistics.norm(a, ord)
 
 
 def _lower_half(compute: Callable[[BigMatrix], Any]) -> Callable[..., Any]:

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from ephemeron.errors import JobError, SingularMatrix
 from ephemeron.executor import FunctionExecutor
-from ephemeron.linalg.algorithms import cholesky as cholesky_programs
-from ephemeron.linalg.algorithms import lu as lu_programs
-from ephemeron.linalg.algorithms import products, tall, triangular
+from ephemeron.linalg.algorithms import equations, products
+from ephemeron.linalg.algorithms import qr as qr_programs
 from ephemeron.linalg.computation import (
     Computation,
     check_tall,
@@ -34,8 +33,8 @@ from ephemeron.linalg.computation import (
     tall_outputs,
     tiled_qr,
 )
+from ephemeron.linalg.kernels.factors import exchange_rows, gather_pivots
 from ephemeron.linalg.kernels.lapack import LinAlgWarning
-from ephemeron.linalg.kernels.pivoting import exchange_rows, gather_pivots
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
 from ephemeron.linalg.matrices.stored import StoredMatrix, Tiles
 
@@ -57,7 +56,7 @@ def cholesky(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | N
     stored = square(a, what="cholesky")
     with computing(executor, "cholesky", a, check=check) as computation:
         lower = like(stored, rows=stored.rows, columns=stored.rows, structure="lower")
-        made = computation.run(cholesky_programs.cholesky, {"N": stored.tiles[0]}, {"A": stored}, {"L": lower})
+        made = computation.run(equations.cholesky, {"N": stored.tiles[0]}, {"A": stored}, {"L": lower})
     return computation.result(made["L"])
 
 
@@ -83,7 +82,7 @@ def lu(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = 
     with computing(executor, "lu", a, check=check) as computation:
         factors = _lu(computation, stored)
         lower = like(stored, rows=stored.rows, columns=min(stored.shape), structure="lower")
-        made = computation.run(lu_programs.permuted_lower, _sizes(stored), {"L": factors["L"], "P": factors["P"]}, {"F": lower})
+        made = computation.run(equations.permuted_lower, _sizes(stored), {"L": factors["L"], "P": factors["P"]}, {"F": lower})
         order = _order(_pivots(factors["P"], min(stored.tiles)), stored)
         computation.scratch(factors["L"], factors["P"])
     return order, computation.result(made["F"]), computation.result(factors["U"])
@@ -122,9 +121,9 @@ def solve(
     with computing(executor, "solve", a, BigMatrix(sides), check=check) as computation:
         if assume_a == "positive definite":
             lower = like(stored, rows=stored.rows, columns=stored.rows, structure="lower")
-            factor = computation.run(cholesky_programs.cholesky, n, {"A": stored}, {"L": lower})
-            half = computation.run(triangular.forward_substitution, both, {"L": factor["L"], "B": sides}, {"X": unknown})
-            made = computation.run(triangular.adjoint_substitution, both, {"L": factor["L"], "B": half["X"]}, {"X": unknown})
+            factor = computation.run(equations.cholesky, n, {"A": stored}, {"L": lower})
+            half = computation.run(equations.forward_substitution, both, {"L": factor["L"], "B": sides}, {"X": unknown})
+            made = computation.run(equations.adjoint_substitution, both, {"L": factor["L"], "B": half["X"]}, {"X": unknown})
             _warn_of_condition(computation, "cholesky_condition", factor["L"], what="solve", check=check)
             computation.scratch(factor["L"], half["X"])
         elif assume_a == "general":
@@ -187,7 +186,7 @@ def qr(a: BigMatrix, *, check: bool = True, executor: FunctionExecutor | None = 
         _check_tiles(a, what="qr")
     with computing(executor, "qr", a, check=check) as computation:
         if stored.tiles[1] == 1 and stored.rows >= stored.columns:
-            made = computation.run(tall.tsqr, {"M": stored.tiles[0]}, {"A": stored}, tall_outputs(stored))
+            made = computation.run(qr_programs.tsqr, {"M": stored.tiles[0]}, {"A": stored}, tall_outputs(stored))
         else:
             made = tiled_qr(computation, stored)
     return computation.result(made["Q"]), computation.result(made["R"])
@@ -225,7 +224,7 @@ def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, check: bool = True, 
     )
     with computing(executor, "lstsq", a, BigMatrix(sides), check=check) as computation:
         if stored.tiles[1] == 1:
-            factors = computation.run(tall.tsqr, {"M": stored.tiles[0]}, {"A": stored}, tall_outputs(stored))
+            factors = computation.run(qr_programs.tsqr, {"M": stored.tiles[0]}, {"A": stored}, tall_outputs(stored))
         else:
             factors = tiled_qr(computation, stored)
         q = factors["Q"]
@@ -235,7 +234,7 @@ def lstsq(a: BigMatrix, b: BigMatrix | npt.NDArray[Any], *, check: bool = True, 
         inverse = _pseudo_inverse(computation, factors["R"], rows=stored.rows)
         if inverse is None:
             made = computation.run(
-                triangular.backward_substitution,
+                equations.backward_substitution,
                 {"N": stored.tiles[1], "M": sides.tiles[1]},
                 {"U": factors["R"], "B": projected["C"]},
                 {"X": unknown},
@@ -293,8 +292,8 @@ def _warn_of_condition(computation: Computation, solver: str, factor: Tiles, *, 
 def _solved(computation: Computation, stored: StoredMatrix, sides: StoredMatrix, unknown: StoredMatrix, *, what: str, check: bool) -> Tiles:
     """X with A X = B, by LU."""
     factors, sizes = _lu(computation, stored), {"N": stored.tiles[0], "M": sides.tiles[1]}
-    half = computation.run(lu_programs.lu_forward, sizes, {"L": factors["L"], "P": factors["P"], "B": sides}, {"X": unknown})
-    made = computation.run(triangular.backward_substitution, sizes, {"U": factors["U"], "B": half["X"]}, {"X": unknown})
+    half = computation.run(equations.lu_forward, sizes, {"L": factors["L"], "P": factors["P"], "B": sides}, {"X": unknown})
+    made = computation.run(equations.backward_substitution, sizes, {"U": factors["U"], "B": half["X"]}, {"X": unknown})
     _warn_of_condition(
         computation,
         "lu_condition",
@@ -313,7 +312,7 @@ def _lu(computation: Computation, stored: StoredMatrix) -> dict[str, Tiles]:
     lower = like(stored, rows=stored.rows, columns=min(stored.shape), structure="lower")
     upper = like(stored, rows=min(stored.shape), columns=stored.columns, structure="upper")
     outputs: dict[str, Tiles] = {"L": lower, "U": upper, "P": computation.family()}
-    return computation.run(lu_programs.lu, _sizes(stored), {"A": stored}, outputs)
+    return computation.run(equations.lu, _sizes(stored), {"A": stored}, outputs)
 
 
 def _check_tiles(a: BigMatrix, *, what: str) -> None:

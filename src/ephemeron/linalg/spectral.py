@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
-from ephemeron.linalg.algorithms import band, randomized, tall
 from ephemeron.linalg.algorithms import qr as qr_programs
+from ephemeron.linalg.algorithms import spectral as programs
 from ephemeron.linalg.computation import Computation, check_tall, computing, like, on_computed, row_of_values, square, tall_outputs
 from ephemeron.linalg.execution.gathered import check_memory, solver_bytes
 from ephemeron.linalg.execution.program_data import run_name
@@ -109,7 +109,7 @@ def eigh(
             return computation.values(w), computation.result(v)
         reduced = _hermitian_band(computation, stored)
         w, v = computation.gather("eigh", reduced["B"], [row_of_values(stored, stored.rows), full])
-        made = computation.run(band.apply_band_q, {"N": n, "K": n}, {"V": reduced["V"], "T": reduced["T"], "B": v}, {"X": full})
+        made = computation.run(programs.apply_band_q, {"N": n, "K": n}, {"V": reduced["V"], "T": reduced["T"], "B": v}, {"X": full})
         computation.scratch(v)
         return computation.values(w), computation.result(made["X"])
 
@@ -175,7 +175,7 @@ def randomized_svd(
         left = dataclasses.replace(like(stored, rows=stored.rows, columns=k), tile_columns=k)
         right = dataclasses.replace(like(stored, rows=stored.columns, columns=k), tile_rows=stored.tile_columns, tile_columns=k)
         made = computation.run(
-            randomized.randomized_svd,
+            programs.randomized_svd,
             {"M": stored.tiles[0], "N": stored.tiles[1], "R": iterations + 1, "L": k},
             {"A": stored, "O": sample.stored},
             {"U": left, "D": row_of_values(stored, k), "V": right},
@@ -202,8 +202,10 @@ def _sample(stored: StoredMatrix, width: int, seed: int) -> BigMatrix:
 
 def _tall_svd(computation: Computation, stored: StoredMatrix) -> _Factors:
     m, outputs = {"M": stored.tiles[0]}, tall_outputs(stored)
-    factors = computation.run(tall.tsqr, m, {"A": stored}, outputs)
-    made = computation.run(tall.tall_svd, m, factors, {"U": outputs["Q"], "D": row_of_values(stored, stored.columns), "W": outputs["R"]})
+    factors = computation.run(qr_programs.tsqr, m, {"A": stored}, outputs)
+    made = computation.run(
+        qr_programs.tall_svd, m, factors, {"U": outputs["Q"], "D": row_of_values(stored, stored.columns), "W": outputs["R"]}
+    )
     computation.scratch(*factors.values())
     return _factors(computation, made["U"], made["D"], made["W"])
 
@@ -219,12 +221,14 @@ def _general_svd(computation: Computation, stored: StoredMatrix, method: str) ->
         reduced = _upper_band(computation, core)
         u, s, vh = computation.gather("svd", reduced["B"], [small, row_of_values(stored, columns), small])
         left = computation.run(
-            band.apply_thin_q,
+            programs.apply_thin_q,
             {"M": core.tiles[0], "N": n, "K": n},
             {"V": reduced["V"], "T": reduced["T"], "B": u},
             {"X": like(stored, rows=core.rows, columns=columns)},
         )["X"]
-        right = computation.run(band.apply_band_q, {"N": n, "K": n}, {"V": reduced["H"], "T": reduced["J"], "B": vh.H}, {"X": small})["X"]
+        right = computation.run(programs.apply_band_q, {"N": n, "K": n}, {"V": reduced["H"], "T": reduced["J"], "B": vh.H}, {"X": small})[
+            "X"
+        ]
         computation.scratch(u, vh)
         vh = _stored(right).H
     else:
@@ -232,7 +236,7 @@ def _general_svd(computation: Computation, stored: StoredMatrix, method: str) ->
     if before is not None:
         inner = left
         left = computation.run(
-            band.apply_thin_q,
+            programs.apply_thin_q,
             {"M": m, "N": n, "K": n},
             {"V": before["V"], "T": before["T"], "B": inner},
             {"X": like(stored, rows=stored.rows, columns=columns)},
@@ -251,12 +255,12 @@ def _triangle(computation: Computation, stored: StoredMatrix) -> dict[str, Any]:
 def _upper_band(computation: Computation, core: StoredMatrix) -> dict[str, Any]:
     two = like(core, rows=core.columns, columns=core.columns, structure="upper band")
     sizes = {"M": core.tiles[0], "N": core.tiles[1]}
-    return _reduced(computation, band.upper_band, sizes, core, {"B": two}, "VTHJ")
+    return _reduced(computation, programs.upper_band, sizes, core, {"B": two}, "VTHJ")
 
 
 def _hermitian_band(computation: Computation, stored: StoredMatrix) -> dict[str, Any]:
     two = like(stored, rows=stored.rows, columns=stored.rows, structure="lower band")
-    return _reduced(computation, band.hermitian_band, {"N": stored.tiles[0]}, stored, {"B": two}, "VT")
+    return _reduced(computation, programs.hermitian_band, {"N": stored.tiles[0]}, stored, {"B": two}, "VT")
 
 
 def _reduced(

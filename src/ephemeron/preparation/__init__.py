@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ephemeron.data.tables import TableDataset
     from ephemeron.preparation.columns import SparseRows
     from ephemeron.preparation.hashing import HashSplit
-    from ephemeron.preparation.layout import Layout
+    from ephemeron.preparation.load_plan import Layout
     from ephemeron.preparation.loading import load_csv, load_libsvm, load_parquet
     from ephemeron.preparation.pipeline import Pipeline
-    from ephemeron.preparation.running import InProcess
+    from ephemeron.preparation.stages import InProcess
     from ephemeron.preparation.transforms import FeatureHasher, MinMaxScaler, QuantileBinner, StandardScaler, Transform
 
 _MODULES = {
@@ -35,12 +35,12 @@ _MODULES = {
     "SparseRows": "ephemeron.preparation.columns",
     "FeatureHasher": "ephemeron.preparation.transforms",
     "HashSplit": "ephemeron.preparation.hashing",
-    "Layout": "ephemeron.preparation.layout",
+    "Layout": "ephemeron.preparation.load_plan",
     "load_csv": "ephemeron.preparation.loading",
     "load_libsvm": "ephemeron.preparation.loading",
     "load_parquet": "ephemeron.preparation.loading",
     "Pipeline": "ephemeron.preparation.pipeline",
-    "InProcess": "ephemeron.preparation.running",
+    "InProcess": "ephemeron.preparation.stages",
     "MinMaxScaler": "ephemeron.preparation.transforms",
     "QuantileBinner": "ephemeron.preparation.transforms",
     "StandardScaler": "ephemeron.preparation.transforms",

@@ -28,8 +28,7 @@ from ephemeron.errors import DatasetNotFound, JobError
 from ephemeron.preparation.columns import from_table, taken, to_table
 from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.load_plan import OnError
-from ephemeron.preparation.running import Runner, runner
-from ephemeron.preparation.state import State
+from ephemeron.preparation.stages import Runner, State, runner
 
 if TYPE_CHECKING:
     from ephemeron.preparation.pipeline import Pipeline

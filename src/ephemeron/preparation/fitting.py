@@ -7,7 +7,6 @@ which stores them, so that an interrupted fit repeats the partitions of unfinish
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from ephemeron.errors import JobError
 from ephemeron.preparation.columns import from_table, length_of, taken
 from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.load_plan import OnError
-from ephemeron.preparation.running import Runner, runner
-from ephemeron.preparation.state import State
-from ephemeron.preparation.transforms import KINDS, Statistic
+from ephemeron.preparation.stages import Runner, State, runner
+from ephemeron.preparation.statistics import REFUSED, Statistic, merge_statistics, read_statistics, statistic_document
 
 if TYPE_CHECKING:
     from ephemeron.preparation.pipeline import Pipeline
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
 GROUP = 32
 """Partitions whose statistics are stored as one."""
 FAN_IN = 4
-REFUSED = "refused"
-"""Key of the reason for which there are no statistics: unlike theirs, it has no slash."""
 
 
 def observe_dataset(
@@ -111,22 +107,3 @@ def _empty(dataset: TableDataset) -> Any:
     from ephemeron.data.tables.arrow import schema_of
 
     return schema_of(dataset.schema).empty_table()
-
-
-def statistic_document(found: Mapping[str, Statistic]) -> dict[str, Any]:
-    """Statistics as JSON."""
-    names = {kind: name for name, kind in KINDS.items()}
-    return {key: {"kind": names[type(one)], "value": one.plain()} for key, one in found.items()}
-
-
-def read_statistics(raw: Mapping[str, Any]) -> dict[str, Statistic]:
-    """The inverse of `statistic_document`."""
-    return {key: KINDS[one["kind"]].read(one["value"]) for key, one in raw.items()}
-
-
-def merge_statistics(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Statistic]:
-    """Statistics of the rows of both; or the refusal of a row of one."""
-    for found in (one, other):
-        if REFUSED in found:
-            return dict(found)
-    return {key: one[key].merge(other[key]) for key in one}

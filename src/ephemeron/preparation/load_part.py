@@ -16,11 +16,9 @@ from ephemeron.data.tables import TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
 from ephemeron.data.tables.manifest import Partition
 from ephemeron.errors import JobError
-from ephemeron.preparation.csv_text import CsvParser, begin_of_rows, csv_names
-from ephemeron.preparation.layout import Reject
-from ephemeron.preparation.libsvm_text import LibsvmParser
-from ephemeron.preparation.load_plan import LoadPlan, Piece, prefix_of, variant_of
-from ephemeron.preparation.state import State as StateFolder
+from ephemeron.preparation.load_plan import LoadPlan, Piece, Reject, prefix_of, variant_of
+from ephemeron.preparation.stages import State as StateFolder
+from ephemeron.preparation.text_rows import CsvParser, LibsvmParser, begin_of_rows, csv_names
 
 SHOWN = 10
 """Rejects of a part that its receipt holds."""

@@ -26,17 +26,13 @@ from ephemeron.data.tables.dataset import check_stored
 from ephemeron.data.tables.manifest import Column, SourceFile
 from ephemeron.data.tables.writer import encode_table
 from ephemeron.errors import DatasetNotFound, JobError
-from ephemeron.preparation import csv_text
+from ephemeron.preparation import text_rows
 from ephemeron.preparation.applying import PARTITION_MB
-from ephemeron.preparation.layout import LabelKind, Layout, label_column
-from ephemeron.preparation.libsvm_text import FEATURES, LABEL, LARGEST_WIDTH, LibsvmParser
-from ephemeron.preparation.load_parquet_part import load_parquet_parts
 from ephemeron.preparation.load_part import Receipt, load_text
-from ephemeron.preparation.load_plan import LoadPlan, OnError, equal_parts, prefix_of
-from ephemeron.preparation.parquet_plan import parquet_plan
-from ephemeron.preparation.running import Runner, runner
-from ephemeron.preparation.sources import listed
-from ephemeron.preparation.state import State
+from ephemeron.preparation.load_plan import LabelKind, Layout, LoadPlan, OnError, equal_parts, label_column, listed, prefix_of
+from ephemeron.preparation.parquet import load_parquet_parts, parquet_plan
+from ephemeron.preparation.stages import Runner, State, runner
+from ephemeron.preparation.text_rows import FEATURES, LABEL, LARGEST_WIDTH, LibsvmParser
 
 AGAIN = "again"
 """Variant of a partition that was read anew, since its part was within quotes."""
@@ -78,11 +74,11 @@ def load_csv(
 def csv_plan(path: AnyPath, layout: Layout, partition_mb: float, on_error: OnError) -> LoadPlan:
     """The plan of `load_csv`."""
     sources = listed(path, endings=(".csv", ".tsv", ".txt"))
-    sample = sources[0].read(0, csv_text.SAMPLE_BYTES)
-    names = csv_text.csv_names(sample, layout, where=sources[0].name)
-    rows = csv_text.csv_sample(sample, layout, where=sources[0].name)
-    columns_ = layout.schema(names, csv_text.numeric_columns(rows, names, layout), where=sources[0].name)
-    parsed = csv_text.CsvParser(layout, names, columns_).parse(rows)
+    sample = sources[0].read(0, text_rows.SAMPLE_BYTES)
+    names = text_rows.csv_names(sample, layout, where=sources[0].name)
+    rows = text_rows.csv_sample(sample, layout, where=sources[0].name)
+    columns_ = layout.schema(names, text_rows.numeric_columns(rows, names, layout), where=sources[0].name)
+    parsed = text_rows.CsvParser(layout, names, columns_).parse(rows)
     total = sum(source.nbytes for source in sources)
     count = _parts(total, len(rows), parsed.table, columns_, partition_mb)
     return LoadPlan(
@@ -125,7 +121,7 @@ def libsvm_plan(
 ) -> LoadPlan:
     """The plan of `load_libsvm`."""
     sources = listed(path, endings=(".svm", ".libsvm", ".txt"))
-    sample = sources[0].read(0, csv_text.SAMPLE_BYTES)
+    sample = sources[0].read(0, text_rows.SAMPLE_BYTES)
     whole = len(sample) == sources[0].nbytes
     rows = sample[mark_of(sample, sources[0].name) : len(sample) if whole else sample.rfind(b"\n") + 1]
     if n_features is not None and not 1 <= n_features <= LARGEST_WIDTH:

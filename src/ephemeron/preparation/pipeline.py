@@ -25,16 +25,16 @@ from ephemeron.config.typed import build, near, plain
 from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError, NotRepresentable
-from ephemeron.preparation.columns import ColumnData, Rows, length_of, taken
+from ephemeron.preparation.columns import ColumnData, Presented, Rows, length_of, presented, taken
 from ephemeron.preparation.hashing import HashSplit
-from ephemeron.preparation.inputs import Presented, presented
-from ephemeron.preparation.transforms import FeatureHasher, MinMaxScaler, QuantileBinner, StandardScaler, Statistic, Transform
+from ephemeron.preparation.statistics import Statistic
+from ephemeron.preparation.transforms import FeatureHasher, MinMaxScaler, QuantileBinner, StandardScaler, Transform
 
 if TYPE_CHECKING:
     from typing import Self
 
     from ephemeron.preparation.load_plan import OnError
-    from ephemeron.preparation.running import Runner
+    from ephemeron.preparation.stages import Runner
 
 FORMAT = 2
 """2: categories that are no text have the canonical text of `preparation.values`."""

@@ -11,8 +11,7 @@ from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import Count, Positive, build
 from ephemeron.errors import JobError
 from ephemeron.preparation.hashing import HashSplit
-from ephemeron.preparation.layout import LabelKind, Layout
-from ephemeron.preparation.load_plan import LoadPlan, OnError
+from ephemeron.preparation.load_plan import LabelKind, Layout, LoadPlan, OnError
 from ephemeron.preparation.pipeline import Pipeline, make_step
 
 FORMATS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".svm": "libsvm", ".libsvm": "libsvm", ".parquet": "parquet"}
@@ -100,8 +99,8 @@ class Recipe:
             JobError: see `load_csv`.
         """
         from ephemeron.preparation import loading
-        from ephemeron.preparation.parquet_plan import parquet_plan
-        from ephemeron.preparation.sources import listed
+        from ephemeron.preparation.load_plan import listed
+        from ephemeron.preparation.parquet import parquet_plan
 
         kind = self.format or FORMATS.get(Path(self.source).suffix)
         if kind is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +20,17 @@ from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError, NotRepresentable
 from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, chosen, length_of, names_of, whole
 from ephemeron.preparation.hashing import column_seed, text_hashes
-from ephemeron.preparation.histogram import Histogram
-from ephemeron.preparation.moments import Moments
-from ephemeron.preparation.occupancy import Occupancy
+from ephemeron.preparation.statistics import Histogram, Moments, Occupancy, Statistic
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ephemeron.preparation.running import Runner
+    from ephemeron.preparation.stages import Runner
 
 _LEAST = float(np.finfo(np.float64).tiny)
 """The least number that has all bits of float64."""
-Statistic: TypeAlias = Moments | Histogram | Occupancy
 LARGEST = 1 << 31
 """Buckets of a hashed vector."""
-KINDS: dict[str, Any] = {"moments": Moments, "histogram": Histogram, "occupancy": Occupancy}
 
 
 class Transform(ABC):
@@ -284,7 +280,7 @@ class QuantileBinner(Transform):
     """Numbers as categories: into which of `n_bins` ranges with equal numbers of rows a value belongs. Absent values stay absent.
 
     Edges are exact for up to 8,192 distinct values of a column; beyond that their rank is wrong by at most `rank_error_`
-    (`preparation.histogram`). Equal edges are one, so a column may have fewer bins.
+    (`preparation.statistics`). Equal edges are one, so a column may have fewer bins.
 
     Args:
         columns: names; None: all numeric columns.
@@ -357,7 +353,7 @@ class FeatureHasher(Transform):
     kinds = ("numeric", "categorical")
 
     distinct_: int
-    """Columns of numbers, and pairs of column and text, that were seen (`preparation.occupancy` states the error)."""
+    """Columns of numbers, and pairs of column and text, that were seen (`preparation.statistics` states the error)."""
     occupied_: int
     """Buckets that at least one of them has."""
     exact_: bool

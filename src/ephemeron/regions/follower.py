@@ -10,7 +10,7 @@ import numpy as np
 
 from ephemeron.regions.policies import AdaptiveSchedule
 from ephemeron.regions.records import RegionKeys, decode_decision
-from ephemeron.regions.schedules import schedule_of
+from ephemeron.regions.region_state import schedule_of
 from ephemeron.training.collectives import Collective, StalledPeers, wait_for_object
 from ephemeron.training.worker.group_exchange import GroupExchange, Unneeded
 from ephemeron.training.worker.lifecycle import InvocationLifecycle

@@ -30,8 +30,7 @@ class RegionRuns(RunKind):
 
     def predict(self, request: LaunchRequest, on_progress: Callable[[str], None]) -> Prediction:
         """What a run will take; see `driver.predictions`."""
-        from ephemeron.regions.driver.launch import prepared_groups
-        from ephemeron.regions.driver.predictions import predict_groups
+        from ephemeron.regions.driver.launch import predict_groups, prepared_groups
 
         return predict_groups(prepared_groups(request), on_progress)
 

@@ -1,7 +1,7 @@
 """The part of a region's rank 0 in its exchanges: it sends, receives and decides.
 
 Training waits for what other regions send, and for nothing that is only stored: a contribution is stored, then sent, and the state and the decision are
-stored, while the region trains on (`background_writes`). What would make them visible follows them: other ranks read the stored decision, other regions
+stored, while the region trains on (`own_updates`). What would make them visible follows them: other ranks read the stored decision, other regions
 are told that rounds are needed no more after the decision with these is there, and checkpoints wait for all (`settle`). So a replacement finds what it
 rests on, or decides again what nothing has followed from.
 """
@@ -9,27 +9,21 @@ rests on, or decides again what nothing has followed from.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from ephemeron.errors import RegionSuperseded
+from ephemeron.errors import KeyExists, RegionSuperseded
 from ephemeron.events import RegionLeft
-from ephemeron.regions.admissions import Admissions
-from ephemeron.regions.asynchronous_rounds import AsynchronousRounds
-from ephemeron.regions.background_writes import BackgroundWrites
 from ephemeron.regions.communicator import Communicator, Update
-from ephemeron.regions.decisions import Decisions
-from ephemeron.regions.exchange_events import ExchangeEvents
+from ephemeron.regions.entrance import Admissions
+from ephemeron.regions.exchange_events import ExchangeEvents, LinkPace
 from ephemeron.regions.follower import recall, said_to_live
-from ephemeron.regions.incoming_updates import IncomingUpdates
-from ephemeron.regions.link_pace import LinkPace
-from ephemeron.regions.own_updates import OwnUpdates, samples_of
+from ephemeron.regions.incoming_updates import AsynchronousRounds, IncomingUpdates
+from ephemeron.regions.own_updates import BackgroundWrites, OwnUpdates, Recipients, samples_of
 from ephemeron.regions.policies import AdaptiveSchedule, Due, parse_sync
-from ephemeron.regions.recipients import Recipients
-from ephemeron.regions.records import RegionKeys
-from ephemeron.regions.region_state import RegionState
-from ephemeron.regions.schedules import schedule_of
+from ephemeron.regions.records import DecisionMeta, RegionKeys, decode_decision, encode_decision
+from ephemeron.regions.region_state import RegionState, schedule_of
 from ephemeron.training.worker.control import StopRequest, encode_control
 from ephemeron.training.worker.group_exchange import GroupExchange
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
@@ -318,3 +312,91 @@ class RegionLeader(GroupExchange):
         invocation = self._lifecycle.invocation
         invocation.emit(RegionLeft(t=self._lifecycle.run_now(), rank=0, attempt=invocation.attempt, region=self._name, round=last))
         await self._channel.put(self._lifecycle.keys.control, [encode_control(StopRequest())])
+
+
+# -- decisions of a region ----------------------------------------------------------------------------------------
+
+
+class Decisions:
+    """Decisions of one region, as its rank 0 makes them.
+
+    Args:
+        lifecycle: of the invocation.
+        keys: of the region's exchange.
+    """
+
+    def __init__(self, lifecycle: InvocationLifecycle, keys: RegionKeys) -> None:
+        self._lifecycle, self._keys, self._channel = lifecycle, keys, lifecycle.channel
+        self._made: list[int] = []
+        """Iterations of those that are stored or being stored, ascending."""
+        self._states: dict[int, set[str]] = {}
+        """By iteration, keys of the states that attempts of this rank have stored."""
+
+    def __contains__(self, iteration: int) -> bool:
+        return iteration in self._made
+
+    def take_over(self, stored: Sequence[str]) -> None:
+        """Learns what earlier attempts have stored, from the keys of the region's exchange."""
+        self._made = self._keys.decided(stored)
+        for key in stored:
+            if (iteration := self._keys.iteration_of_state(key)) is not None:
+                self._states.setdefault(iteration, set()).add(key)
+
+    def latest(self, *, before: int) -> int | None:
+        """Iteration of the latest decision before another one; None: there is none."""
+        return max((known for known in self._made if known < before), default=None)
+
+    def make(self, iteration: int, vector: np.ndarray, state: RegionState) -> Callable[[], Awaitable[None]]:
+        """A decision with its state, both as they are now; returns what stores them.
+
+        Storing raises `RegionSuperseded` where another attempt of this rank was first with other parameters.
+        """
+        attempt, key = self._lifecycle.attempt, self._keys.decision(iteration)
+        state_key, encoded = self._keys.state(iteration, attempt), state.encoded(vector)
+        left_out = tuple(update.region for update in state.quarantined)
+        data = encode_decision(vector, DecisionMeta(attempt=attempt, quarantined=left_out, plans=state.plans))
+        if iteration not in self._made:
+            self._made.append(iteration)
+        self._states.setdefault(iteration, set()).add(state_key)
+
+        async def write() -> None:
+            await self._channel.put(state_key, [encoded])
+            try:
+                await self._channel.put(key, [data], create=True)
+            except KeyExists:
+                await self._compare(iteration, data)
+
+        return write
+
+    async def _compare(self, iteration: int, data: bytes) -> None:
+        """Looks whether the stored decision is this one: an earlier attempt that goes on unnoticed has made the same."""
+        key = self._keys.decision(iteration)
+        there, meta = decode_decision((await self._channel.get(key, deadline=self._deadline())).data, key)
+        if there.tobytes() != decode_decision(data, key)[0].tobytes():
+            raise RegionSuperseded(f"attempt {meta.attempt} of this region's rank 0 has decided iteration {iteration}")
+        self._states[iteration].add(self._keys.state(iteration, meta.attempt))
+
+    async def restore(self, iteration: int, state: RegionState) -> np.ndarray:
+        """The vector of a stored decision; a state becomes the one beside it."""
+        key = self._keys.decision(iteration)
+        vector, meta = decode_decision((await self._channel.get(key, deadline=self._deadline())).data, key)
+        key = self._keys.state(iteration, meta.attempt)
+        state.load((await self._channel.get(key, deadline=self._deadline())).data, key, vector)
+        self._states.setdefault(iteration, set()).add(key)
+        return vector
+
+    def forget(self, durable: int) -> list[str]:
+        """Forgets those that no replacement would read; returns the keys to delete.
+
+        Args:
+            durable: number of iterations that no rank of this region would repeat.
+        """
+        gone: list[str] = []
+        old = [known for known in self._made if known < durable][:-1]
+        for known in old:
+            gone += [self._keys.decision(known), *sorted(self._states.pop(known, ()))]
+        self._made = self._made[len(old) :]
+        return gone
+
+    def _deadline(self) -> float:
+        return self._lifecycle.now() + self._lifecycle.wait_timeout_s()

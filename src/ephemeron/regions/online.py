@@ -19,9 +19,9 @@ from ephemeron import blocking
 from ephemeron.communication.channels.credentials import environment
 from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event, GenerationStarted, Progress, RegionExchanged
-from ephemeron.regions.driver.credentials import variables_of
+from ephemeron.regions.driver.network_options import variables_of
 from ephemeron.regions.driver.region_events import members_of
-from ephemeron.regions.scheduling.choices import Offer, RegionOffers
+from ephemeron.regions.scheduling.optimizer import Offer, RegionOffers
 from ephemeron.regions.scheduling.replanning import WORTH, MeasuredIterations, fitted, replanned
 from ephemeron.runs.folders import RUN_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader, read_header

@@ -14,9 +14,20 @@ from dataclasses import dataclass
 
 from ephemeron.errors import JobError
 from ephemeron.regions.region_files import Region, RegionDevice, Regions, cores_of_function, functions_of, mean_power
-from ephemeron.regions.scheduling.choices import Choice, Offer, RegionOffers, choice_of
-from ephemeron.regions.scheduling.match_straggler import DeviceCount, RegionResources, load_power, match_straggler
-from ephemeron.regions.scheduling.optimizer import Allocation, at_pace, cheapest, fastest
+from ephemeron.regions.scheduling.optimizer import (
+    Allocation,
+    Choice,
+    DeviceCount,
+    Offer,
+    RegionOffers,
+    RegionResources,
+    at_pace,
+    cheapest,
+    choice_of,
+    fastest,
+    load_power,
+    match_straggler,
+)
 from ephemeron.regions.scheduling.replanning import MeasuredIterations, fitted, replanned
 from ephemeron.training.job import RegionPlanMethod
 

@@ -42,7 +42,7 @@ from ephemeron.config.typed import AtLeast, Count, Form, NonNegative, Positive, 
 from ephemeron.data.spec import DataSpec, check_data
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
-from ephemeron.regions.driver.credentials import variables_of
+from ephemeron.regions.driver.network_options import variables_of
 from ephemeron.regions.scheduling.devices import PowerSource, power_of
 from ephemeron.training.job import PlatformName, RegionPlanMethod, RunRegion
 

@@ -10,8 +10,19 @@ from ephemeron.communication.channels.base import Buffer
 from ephemeron.regions.communicator import NormQuarantine, QuarantinedUpdate, Update
 from ephemeron.regions.compression import Feedback, Plain, codec_of
 from ephemeron.regions.membership import Entrance, RegionMembers
-from ephemeron.regions.policies import Contribution, Due, Measured, RegionSync, RoundPlan
-from ephemeron.regions.policies.adaptive_schedule import KEPT
+from ephemeron.regions.policies import (
+    Adaptation,
+    AdaptiveSchedule,
+    Contribution,
+    Due,
+    ExchangeSchedule,
+    Measured,
+    RegionSync,
+    RoundPlan,
+    first_plans,
+    parse_sync,
+)
+from ephemeron.regions.policies.schedule import KEPT
 from ephemeron.regions.records import (
     Applied,
     PayloadHead,
@@ -23,6 +34,7 @@ from ephemeron.regions.records import (
     rounds_from_json,
     unpack_payload,
 )
+from ephemeron.training.worker.spec import GroupMembership
 
 _OF_POLICY, _RESIDUAL = "p/", "residual"
 
@@ -242,3 +254,23 @@ def _identical(array: np.ndarray, vector: np.ndarray) -> bool:
 def _norm(vector: np.ndarray) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.linalg.norm(vector.astype(np.float64)))
+
+
+# -- rounds of a region, as its specification says ----------------------------------------------------------------
+
+
+def schedule_of(membership: GroupMembership, iterations: int) -> ExchangeSchedule | AdaptiveSchedule:
+    """Rounds of a region.
+
+    Args:
+        membership: of the region.
+        iterations: of its run.
+    """
+    sync = parse_sync(membership.sync)
+    if sync.auto:
+        how = Adaptation(every=membership.every, compression=membership.compression, fragments=1, delay=0)
+        reference = membership.iterations[0]
+        return AdaptiveSchedule(iterations=iterations, reference=reference, plans=first_plans(how, reference=reference))
+    return ExchangeSchedule(
+        iterations=iterations, every=membership.every, rounds=membership.rounds, fragments=sync.fragments, delay=sync.delay
+    )

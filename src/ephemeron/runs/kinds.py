@@ -35,7 +35,7 @@ _TABLE = {
 }
 _SERVICES = {
     "data": "ephemeron.data.service.serving:serve",
-    "sparse": "ephemeron.sparse.store.serving:serve",
+    "sparse": "ephemeron.sparse.store.processes:serve",
     "rendezvous": "ephemeron.runs.rendezvous:serve",
 }
 _PROGRAMS = {"lightning": ("ephemeron.integrations.lightning:LightningTask", "ephemeron.integrations.lightning:task_of")}

@@ -26,17 +26,15 @@ from ephemeron.functions.tasks.open_queue import queue_channel
 from ephemeron.functions.tasks.provisioner import Provisioner
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
 from ephemeron.functions.tasks.scaling import ScalingLimits
-from ephemeron.linalg.algorithms.band import hermitian_band, upper_band
-from ephemeron.linalg.algorithms.cholesky import cholesky
-from ephemeron.linalg.algorithms.lu import lu
+from ephemeron.linalg.algorithms.equations import cholesky, lu
 from ephemeron.linalg.algorithms.qr import qr
+from ephemeron.linalg.algorithms.spectral import hermitian_band, upper_band
 from ephemeron.linalg.execution.program_data import ProgramData
 from ephemeron.linalg.execution.program_graph import ProgramGraph, open_program
 from ephemeron.linalg.interpret import interpret
 from ephemeron.linalg.language.kernel import load_kernel
 from ephemeron.linalg.language.program import Program, Role
-from ephemeron.linalg.matrices.stored import TileFamily
-from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
+from ephemeron.linalg.matrices.stored import TileFamily, decode_tile, encode_tile
 
 T = TypeVar("T")
 STORE = "tiles:"

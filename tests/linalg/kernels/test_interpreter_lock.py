@@ -9,12 +9,12 @@ import time
 import numpy as np
 import pytest
 
-from ephemeron.linalg.kernels import lapack, orthogonal, pivoting, products, reflectors, spectra, triangular
+from ephemeron.linalg.kernels import factors, lapack, orthogonal, products, spectra
 
 N = 320
 G = np.random.default_rng(0).standard_normal((N, N))
 S, L, U = G + G.T, np.tril(G) + N * np.eye(N), np.triu(G) + N * np.eye(N)
-V, T, _ = reflectors.reflectors(G)
+V, T, _ = orthogonal.reflectors(G)
 BLOCKS = spectra.Blocks((N, N), N, {(0, 0): S})
 COMPUTING = {
     "singular_vectors": lambda: spectra.singular_vectors(BLOCKS),
@@ -22,14 +22,14 @@ COMPUTING = {
     "hermitian_eigen": lambda: spectra.hermitian_eigen(BLOCKS),
     "hermitian_eigenvalues": lambda: spectra.hermitian_eigenvalues(BLOCKS),
     "banded_eigenvalues": lambda: spectra.banded_eigenvalues(spectra.Blocks((N, N), N, {(0, 0): np.tril(S)}, is_half=True)),
-    "cholesky_factor": lambda: triangular.cholesky_factor(S + N * np.eye(N)),
-    "solve_lower": lambda: triangular.solve_lower(L, G),
+    "cholesky_factor": lambda: factors.cholesky_factor(S + N * np.eye(N)),
+    "solve_lower": lambda: factors.solve_lower(L, G),
     "subtract_gram": lambda: products.subtract_gram(S, G),
     "qr_leaf": lambda: orthogonal.qr_leaf(G),
     "apply_leaf": lambda: orthogonal.apply_leaf(V, T, G),
     "qr_below": lambda: orthogonal.qr_below(U, G),
     "apply_below": lambda: orthogonal.apply_below(V, T, G, G),
-    "pivot_candidates": lambda: pivoting.pivot_candidates(G, 0),
+    "pivot_candidates": lambda: factors.pivot_candidates(G, 0),
 }
 
 

@@ -13,9 +13,7 @@ from ephemeron import FunctionExecutor
 from ephemeron.errors import CorruptMessage, DamagedObject, JobError, TaskFailed
 from ephemeron.linalg import matmul
 from ephemeron.linalg.matrices.big_matrix import BigMatrix
-from ephemeron.linalg.matrices.stored import StoredMatrix
-from ephemeron.linalg.matrices.tile_format import DTYPES, decode_tile, encode_tile
-from ephemeron.linalg.matrices.tile_size import CLOUD, LOCAL, tile_size
+from ephemeron.linalg.matrices.stored import CLOUD, DTYPES, LOCAL, StoredMatrix, decode_tile, encode_tile, tile_size
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from ephemeron.sparse.job.programs import model_of, optimizer_of
 from ephemeron.sparse.store import SparseStore
 from ephemeron.sparse.store.functions import token_of
 from ephemeron.sparse.training.part import PartReport, progress_key
-from ephemeron.sparse.training.run import create_tables
-from ephemeron.sparse.training.served import served
+from ephemeron.sparse.training.run import create_tables, served
 from ephemeron.training.job.sparse_spec import SparseProgram, SparseSpec
 from sparse_data import FEATURES, prepared
 

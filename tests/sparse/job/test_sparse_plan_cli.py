@@ -11,7 +11,7 @@ from sparse_jobs import sparse_job
 from ephemeron.cli.main import main
 from ephemeron.runs import folders
 from ephemeron.sparse.job import predictor as predictors
-from ephemeron.sparse.job.profile import load_sparse_profile
+from ephemeron.sparse.job.prediction import load_sparse_profile
 from ephemeron.training.job import load_job
 from ephemeron.training.profiling.store import this_machine
 from ephemeron.training.report.prediction import compare

@@ -13,10 +13,8 @@ from sparse_jobs import sparse_job
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Traffic
 from ephemeron.prices import load_prices
-from ephemeron.sparse.job.plan import make_sparse_plan
-from ephemeron.sparse.job.prediction import SparseConfiguration, SparseWork, predict, steps_per_second
-from ephemeron.sparse.job.predictor import SparsePredictor, sparse_predictor
-from ephemeron.sparse.job.profile import load_sparse_profile
+from ephemeron.sparse.job.prediction import SparseConfiguration, SparseWork, load_sparse_profile, predict, steps_per_second
+from ephemeron.sparse.job.predictor import SparsePredictor, make_sparse_plan, sparse_predictor
 from ephemeron.sparse.job.profiling import batches
 from ephemeron.training.driver import api
 from ephemeron.training.job import load_job

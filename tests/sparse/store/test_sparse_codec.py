@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ephemeron.sparse.store import Compression
 from ephemeron.sparse.store.codec import (
     IndexCode,
+    Residual,
     ValueCode,
     decode_indices,
     decode_values,
@@ -18,7 +19,6 @@ from ephemeron.sparse.store.codec import (
     index_bytes,
     value_bytes,
 )
-from ephemeron.sparse.store.compression import Residual
 
 
 def round_trip(rows: np.ndarray, *, ascending: bool) -> tuple[np.ndarray, IndexCode]:

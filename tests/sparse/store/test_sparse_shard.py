@@ -15,12 +15,12 @@ from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.errors import JobError, ServiceUnreachable
 from ephemeron.sparse.store import Adam, Initial, SparseStore, Sum
-from ephemeron.sparse.store.capture import TableCapture
 from ephemeron.sparse.store.journal import JournalOptions
 from ephemeron.sparse.store.messages import TableSpec
 from ephemeron.sparse.store.optimizers import document
 from ephemeron.sparse.store.places import Directory, ShardPlace, framed
 from ephemeron.sparse.store.shard import Shard, ShardOptions
+from ephemeron.sparse.store.snapshot import TableCapture
 from ephemeron.sparse.store.state import Table
 
 ROWS = 2_000

@@ -21,9 +21,8 @@ from ephemeron.runs.function_set import MOST_LOSSES
 from ephemeron.sparse.models import LogisticRegression
 from ephemeron.sparse.store import AdaGrad
 from ephemeron.sparse.training import fit
-from ephemeron.sparse.training.minibatches import Schedule
+from ephemeron.sparse.training.minibatches import Ring, Schedule
 from ephemeron.sparse.training.part import Part
-from ephemeron.sparse.training.ring import Ring
 from ephemeron.sparse.training.shares import Shares, ShareWatcher
 from running import command_of
 from sparse_data import FEATURES, prepared

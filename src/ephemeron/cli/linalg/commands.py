@@ -25,8 +25,8 @@ from ephemeron.units import human_bytes, human_count, human_seconds
 if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg import BigMatrix
+    from ephemeron.linalg.execution.program_data import LinalgReport
     from ephemeron.linalg.execution.remains import MatrixOnDisk, ProgramRemains
-    from ephemeron.linalg.execution.report import LinalgReport
     from ephemeron.linalg.prediction.planner import Prediction
 
 _FILE = click.Path(path_type=Path)
@@ -314,7 +314,7 @@ def _run(
     from ephemeron import linalg as functions
     from ephemeron.executor import FunctionExecutor
     from ephemeron.linalg.matrices.lifetimes import disown
-    from ephemeron.linalg.matrices.tile_size import tile_size
+    from ephemeron.linalg.matrices.stored import tile_size
     from ephemeron.linalg.prediction.predict import described, predict_work
 
     sources = [source_of(path) for path in inputs]

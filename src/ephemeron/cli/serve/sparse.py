@@ -76,7 +76,7 @@ def sparse(
     from ephemeron.runs import services
     from ephemeron.sparse.store.journal import JournalOptions
     from ephemeron.sparse.store.places import NAME
-    from ephemeron.sparse.store.serving import ADDRESS, StoreSettings
+    from ephemeron.sparse.store.processes import ADDRESS, StoreSettings
     from ephemeron.sparse.store.shard import TOKEN_VARIABLE, ShardOptions
 
     host, _, port = listen.rpartition(":")

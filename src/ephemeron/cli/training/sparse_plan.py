@@ -14,9 +14,8 @@ from ephemeron.errors import JobError
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
-    from ephemeron.sparse.job.plan import SparsePlan
     from ephemeron.sparse.job.prediction import SparsePrediction
-    from ephemeron.sparse.job.predictor import SparsePredictor
+    from ephemeron.sparse.job.predictor import SparsePlan, SparsePredictor
     from ephemeron.training.job import Job
     from ephemeron.training.planner import PlanLimits
 
@@ -39,7 +38,7 @@ def planned_options(
         PlanInfeasible: nothing is within the job's limits.
         JobError: `--plan` is given, or the job is refused.
     """
-    from ephemeron.sparse.job import plan as plans
+    from ephemeron.sparse.job import predictor as plans
     from ephemeron.sparse.job import predictor as predictors
     from ephemeron.training.driver import api
     from ephemeron.training.driver.launching.launch import LaunchRequest, prepared_run
@@ -86,7 +85,7 @@ def sparse_plan(
         PlanInfeasible: nothing is within the limits.
         JobError: the job, the platform or the file is refused.
     """
-    from ephemeron.sparse.job import plan as plans
+    from ephemeron.sparse.job import predictor as plans
     from ephemeron.sparse.job import predictor as predictors
     from ephemeron.training.driver import api
     from ephemeron.training.driver.launching.launch import LaunchRequest, prepared_run

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, ceil_log2, lambdapack, tiles
 from ephemeron.linalg.kernels.orthogonal import identity_like
-from ephemeron.linalg.kernels.products import add, copy, multiply, multiply_add, multiply_add_pairs, multiply_pairs, scaled, weighted_sum
+from ephemeron.linalg.kernels.products import (
+    add,
+    column_norms,
+    copy,
+    join_norms,
+    multiply,
+    multiply_add,
+    multiply_add_pairs,
+    multiply_pairs,
+    rows_of,
+    rows_of_pair,
+    scaled,
+    weighted_sum,
+)
 
 
 @lambdapack
@@ -162,3 +175,49 @@ def identity(A: Input, C: Output, N: Size) -> None:
     tiles(C, N, N)
     for i in range(N):
         C[i, i] = identity_like(A[i, i])
+
+
+# -- norms of the columns of a matrix, in a tree along its rows ---------------------------------------------------
+
+
+@lambdapack
+def norms_of_columns(A: Input, T: Temporary, C: Output, M: Size, N: Size) -> None:
+    """C (1 × N tiles) = sums of absolute values along the columns of A; with `power=2` their Euclidean norms (`with_options`)."""
+    tiles(A, M, N)
+    tiles(C, 1, N)
+    depth = ceil_log2(M)
+    for j in range(N):
+        for i in range(M):
+            T[0, j, i] = column_norms(A[i, j], power=1)
+        for level in range(depth):
+            for i in range(0, M, 2 ** (level + 1)):
+                if i + 2**level < M:
+                    T[level + 1, j, i] = join_norms(T[level, j, i], T[min(level, ceil_log2(M - i - 2**level)), j, i + 2**level], power=1)
+        C[0, j] = copy(T[depth, j, 0])
+
+
+# -- rows of a matrix that begin within a tile --------------------------------------------------------------------
+
+
+@lambdapack
+def first_rows(A: Input, C: Output, M: Size, N: Size) -> None:
+    """The rows of A from the first on; how many is an option of the kernel (`with_options`)."""
+    tiles(A, M, N)
+    tiles(C, M, N)
+    for i in range(M):
+        for j in range(N):
+            C[i, j] = rows_of(A[i, j], i, top=0, height=1, total=1)
+
+
+@lambdapack
+def rows_from(A: Input, C: Output, M: Size, K: Size, N: Size) -> None:
+    """Rows of A (K × N tiles) from one within its first tile on: M ≤ K rows of tiles. Which is an option of the kernels."""
+    tiles(A, K, N)
+    tiles(C, M, N)
+    for i in range(M):
+        for j in range(N):
+            if i + 1 < K:
+                C[i, j] = rows_of_pair(A[i, j], A[i + 1, j], i, top=0, height=1, total=1)
+            else:
+                if i < K:
+                    C[i, j] = rows_of(A[i, j], i, top=0, height=1, total=1)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ephemeron.linalg.analysis.linear import Linear, variable
 from ephemeron.linalg.analysis.propagation import Infeasible, Steps, propagate
-from ephemeron.linalg.analysis.system import System
+from ephemeron.linalg.analysis.system import Linear, System, variable
 from ephemeron.linalg.language.expressions import Comparison, Condition, Constant, Expression, Logical, Name, ceil_log2
 from ephemeron.linalg.language.program import Assign, Branch, For, KernelCall, Program, TileReference
 

@@ -1,13 +1,12 @@
 """Bounds consistency: shrink every variable's interval as far as each single constraint allows.
 
 Most queries end here: the indices of a tile fix the loop variables one after another. Rounds are bounded, because two
-constraints can shrink an interval by one per round; what remains is left to the exact steps (`lattice`, `polytope`).
+constraints can shrink an interval by one per round; what remains is left to the exact steps (`solver`, `counting`).
 """
 
 from __future__ import annotations
 
-from ephemeron.linalg.analysis.linear import Linear
-from ephemeron.linalg.analysis.system import Definition, System
+from ephemeron.linalg.analysis.system import Definition, Linear, System
 from ephemeron.linalg.language.expressions import ceil_log2
 
 ROUNDS = 12

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ephemeron.errors import ProgramError
 from ephemeron.linalg.language.expressions import evaluate, holds
-from ephemeron.linalg.language.program import Assign, For, KernelCall, Node, Program, Statement, Tile, TileReference
+from ephemeron.linalg.language.program import Assign, For, KernelCall, Node, Program, Role, Statement, Tile, TileReference
 
 
 def walk(program: Program, sizes: Mapping[str, int]) -> Iterator[tuple[Node, dict[str, int]]]:
@@ -137,3 +137,55 @@ def chain_orders(graph: UnrolledGraph) -> dict[Node, int]:
         length[node] = 1 + max((length[each] for each in graph.downstream(node)), default=0)
     ranked = sorted(graph.nodes, key=lambda node: -length[node])
     return {node: rank for rank, node in enumerate(ranked)}
+
+
+# -- bounds -------------------------------------------------------------------------------------------------------
+
+
+def check_unrolled(program: Program, sizes: Mapping[str, int]) -> None:
+    """Check every access of `program` at `sizes`; time grows with the number of tasks.
+
+    Raises:
+        ProgramError: an index is out of bounds, a tile is written twice, or read without having been written before.
+    """
+    written: set[Tile] = set()
+    extents = {m.name: None if m.extents is None else [evaluate(e, sizes) for e in m.extents] for m in program.matrices}
+    given = ", ".join(f"{n} = {v}" for n, v in sizes.items())
+    inputs = {m.name for m in program.matrices if m.role is Role.INPUT}
+
+    def check_bounds(reference: TileReference, tile: Tile, at: str) -> None:
+        limits = extents[reference.matrix]
+        for place, index in enumerate(tile[1]):
+            if index < 0 or (limits is not None and index >= limits[place]):
+                shape = "" if limits is None else f", which has {' × '.join(map(str, limits))} tiles"
+                raise ProgramError(
+                    f"{reference} is {described(tile)} at {at}: outside {reference.matrix}{shape}", location=reference.location
+                )
+
+    for node, values in walk(program, sizes):
+        call = program.calls[node.line]
+        here = {n: v for n, v in values.items() if n not in sizes}
+        at = ", ".join([given, *(f"{n} = {v}" for n, v in here.items())])
+        try:
+            read = [(r, located(r, values)) for r in call.reads]
+            wrote = [(r, located(r, values)) for r in call.outputs]
+        except ArithmeticError as error:
+            raise ProgramError(f"{error} at {at}", location=call.location) from None
+        for reference, tile in [*read, *wrote]:
+            check_bounds(reference, tile, at)
+        for reference, tile in read:
+            if reference.matrix not in inputs and tile not in written:
+                raise ProgramError(f"{reference} reads {described(tile)} at {at}, which is not written before", location=reference.location)
+        for reference, tile in wrote:
+            if tile in written:
+                raise ProgramError(
+                    f"{reference} writes {described(tile)} at {at}, which is written already",
+                    location=reference.location,
+                    remedy="each tile is written once",
+                )
+            written.add(tile)
+
+
+def described(tile: Tile) -> str:
+    """A tile as text."""
+    return f"{tile[0]}[{', '.join(map(str, tile[1]))}]"

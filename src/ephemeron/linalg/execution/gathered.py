@@ -26,25 +26,22 @@ from ephemeron.functions.shipped_tasks import Load, ShippedGraph
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.result_store import TaskOutputs
 from ephemeron.linalg.execution.claims import TEMPORARY, claimed
-from ephemeron.linalg.execution.failures import check_finite, located_error
-from ephemeron.linalg.execution.program_data import run_name
+from ephemeron.linalg.execution.program_data import LinalgReport, check_finite, located_error, run_name
 from ephemeron.linalg.execution.program_graph import TaskTraffic
-from ephemeron.linalg.execution.report import LinalgReport
-from ephemeron.linalg.kernels import condition, spectra
+from ephemeron.linalg.kernels import factors, spectra
 from ephemeron.linalg.matrices import tile_store
 from ephemeron.linalg.matrices.lifetimes import Owners
-from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
-from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
+from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles, decode_tile, encode_tile
 
 SOLVERS: Mapping[str, Callable[..., tuple[npt.NDArray[Any], ...]]] = {
     "eigh": spectra.hermitian_eigen,
     "eigvalsh": spectra.hermitian_eigenvalues,
     "svd": spectra.singular_vectors,
     "svdvals": spectra.singular_values,
-    "triangle_condition": condition.triangle_condition,
-    "cholesky_condition": condition.cholesky_condition,
-    "lu_condition": condition.lu_condition,
-    "pseudo_inverse": condition.pseudo_inverse,
+    "triangle_condition": factors.triangle_condition,
+    "cholesky_condition": factors.cholesky_condition,
+    "lu_condition": factors.lu_condition,
+    "pseudo_inverse": factors.pseudo_inverse,
 }
 """By name: takes the matrix, then what else there is of `GatheredData`: further matrices, a list of the family's tiles, the number."""
 _COPIES = {

@@ -22,16 +22,13 @@ from ephemeron.functions.tasks.object_places import placed
 from ephemeron.functions.tasks.result_store import TaskOutputs
 from ephemeron.linalg.analysis.dependencies import Analysis
 from ephemeron.linalg.analysis.interface import TaskGraph
-from ephemeron.linalg.analysis.small_sizes import described
-from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders, has_more_tasks
-from ephemeron.linalg.execution.failures import check_finite, located_error
-from ephemeron.linalg.execution.program_data import ProgramData
+from ephemeron.linalg.analysis.unrolled import UnrolledGraph, chain_orders, described, has_more_tasks
+from ephemeron.linalg.execution.program_data import ProgramData, check_finite, located_error
 from ephemeron.linalg.language.expressions import evaluate
 from ephemeron.linalg.language.kernel import Kernel
 from ephemeron.linalg.language.parser import parse_text
 from ephemeron.linalg.language.program import KernelCall, Node, Program, Role, Tile, TileReference, kernel_calls
-from ephemeron.linalg.matrices.stored import TileFamily
-from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
+from ephemeron.linalg.matrices.stored import TileFamily, decode_tile, encode_tile
 
 _MOST_ORDER = 99_999_999
 _FEW_TASKS = 1500

@@ -17,9 +17,8 @@ from ephemeron.errors import JobError
 from ephemeron.executor import FunctionExecutor
 from ephemeron.functions.tasks.model import TaskResult
 from ephemeron.linalg.execution.claims import TEMPORARY, claimed
-from ephemeron.linalg.execution.program_data import ProgramData, run_name
+from ephemeron.linalg.execution.program_data import LinalgReport, ProgramData, run_name
 from ephemeron.linalg.execution.program_graph import ProgramGraph, TaskTraffic, open_program
-from ephemeron.linalg.execution.report import LinalgReport
 from ephemeron.linalg.language.kernel import load_kernel
 from ephemeron.linalg.language.program import Program, Role
 from ephemeron.linalg.matrices import lifetimes, tile_store

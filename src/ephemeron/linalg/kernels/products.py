@@ -103,3 +103,41 @@ def copy(a: Array, *, adjoint: bool = False) -> Array:
 def scale_columns(a: Array, d: Array) -> Array:
     """`a * d`, where `d` (1 × n) holds a factor for each column."""
     return a * d
+
+
+# -- norms of the columns of tiles --------------------------------------------------------------------------------
+
+
+@kernel(flops=lambda a, *, power: 2.0 * a[0] * a[1])
+def column_norms(a: Array, *, power: int) -> Array:
+    """Sums of absolute values (`power=1`) or roots of sums of squares (`power=2`) along the columns: 1 × n, real."""
+    values = np.abs(a)
+    if power == 1:
+        return np.asarray(values.sum(axis=0, keepdims=True))
+    largest = values.max(axis=0, keepdims=True)
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1)  # squares of large values are infinite, of small ones zero
+    made: Array = scale * np.linalg.norm(values / scale, axis=0, keepdims=True)
+    return made.astype(values.dtype, copy=False)
+
+
+@kernel(flops=lambda a, b, *, power: float(a[1]))
+def join_norms(a: Array, b: Array, *, power: int) -> Array:
+    """Norms of columns, of which `a` and `b` (1 × n) have those of two parts."""
+    made: Array = a + b if power == 1 else np.hypot(a, b)
+    return made
+
+
+# -- tiles of a matrix whose rows begin within the tiles of another one -------------------------------------------
+
+
+@kernel(flops=lambda a, i, **options: 0.0)
+def rows_of(a: Array, i: int, *, top: int, height: int, total: int) -> Array:
+    """Rows of tile `i` of a matrix of `total` rows in tiles of `height`, which are those of `a` from row `top` on."""
+    return np.array(a[top : top + min(height, total - i * height)])
+
+
+@kernel(flops=lambda a, b, i, **options: 0.0)
+def rows_of_pair(a: Array, b: Array, i: int, *, top: int, height: int, total: int) -> Array:
+    """The same where these rows end in the next tile, `b`."""
+    made: Array = np.concatenate([a[top:], b[:top]])[: min(height, total - i * height)]
+    return made

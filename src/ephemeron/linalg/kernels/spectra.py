@@ -16,7 +16,7 @@ import numpy as np
 
 from ephemeron.errors import NotConverged, NotFinite, NotHermitian
 from ephemeron.linalg.kernels.lapack import lapack
-from ephemeron.linalg.kernels.two_sided import hermitian_tile
+from ephemeron.linalg.kernels.orthogonal import hermitian_tile
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tiles = Mapping[tuple[int, int], Array]

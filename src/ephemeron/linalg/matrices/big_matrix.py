@@ -1,4 +1,10 @@
-"""`BigMatrix`: a matrix of any size, stored as tiles, with the manners of a NumPy array."""
+"""`BigMatrix`: a matrix of any size, stored as tiles, with the manners of a NumPy array.
+
+Operators and NumPy functions of matrices: each gives an expression, which is computed when it is read.
+
+A matrix is a value, below whatever computes with it; the functions behind its operators are registered with the package, by name
+(`linalg.__init__`), and imported when the first matrix is used in an expression.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +22,90 @@ from ephemeron.blocking import run as blocking
 from ephemeron.config.paths import home
 from ephemeron.errors import JobError
 from ephemeron.linalg.matrices import files, lifetimes, tile_store
-from ephemeron.linalg.matrices.operators import Operators
-from ephemeron.linalg.matrices.stored import Shape, StoredMatrix, Structure
-from ephemeron.linalg.matrices.tile_format import DTYPES
-from ephemeron.linalg.matrices.tile_size import tile_size
+from ephemeron.linalg.matrices.stored import DTYPES, Shape, StoredMatrix, Structure, tile_size
 
 if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
-    from ephemeron.linalg.execution.report import LinalgReport
+    from ephemeron.linalg.execution.program_data import LinalgReport
+
+Operand: TypeAlias = "BigMatrix | npt.NDArray[Any]"
+
+
+class Operators:
+    """What `BigMatrix` has of arithmetic."""
+
+    def __matmul__(self, other: Operand) -> BigMatrix:
+        """The product, as an expression that is computed when it is read, or by `compute(executor=…)`."""
+        found: BigMatrix = linalg.product(self, other)
+        return found
+
+    def __rmatmul__(self, other: Operand) -> BigMatrix:
+        found: BigMatrix = linalg.product(other, self)
+        return found
+
+    def __add__(self, other: Operand) -> BigMatrix:
+        """The sum, as an expression."""
+        found: BigMatrix = linalg.total(self, other, 1.0, 1.0)
+        return found
+
+    def __radd__(self, other: Operand) -> BigMatrix:
+        found: BigMatrix = linalg.total(other, self, 1.0, 1.0)
+        return found
+
+    def __sub__(self, other: Operand) -> BigMatrix:
+        """The difference, as an expression."""
+        found: BigMatrix = linalg.total(self, other, 1.0, -1.0)
+        return found
+
+    def __rsub__(self, other: Operand) -> BigMatrix:
+        found: BigMatrix = linalg.total(other, self, 1.0, -1.0)
+        return found
+
+    def __mul__(self, factor: complex) -> BigMatrix:
+        """The product with a number, as an expression."""
+        found: BigMatrix = linalg.multiple(self, factor)
+        return found
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: complex) -> BigMatrix:
+        """The quotient by a number, as an expression."""
+        found: BigMatrix = linalg.multiple(self, 1 / divisor)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        """Refused: matrices are not compared value by value, and comparing their names would be mistaken for it."""
+        if other is None or isinstance(other, str):
+            return False
+        raise JobError("matrices cannot be compared with ==", remedy="compare to_numpy(), or use norm(A - B)")
+
+    __hash__ = object.__hash__
+
+    def sum(self, axis: int | None = None, *, executor: FunctionExecutor | None = None) -> Any:
+        """Sum of the values; see `linalg.statistics.sum`."""
+        return linalg.sum(self, axis, executor=executor)
+
+    def mean(self, axis: int | None = None, *, executor: FunctionExecutor | None = None) -> Any:
+        """Mean of the values; see `linalg.statistics.mean`."""
+        return linalg.mean(self, axis, executor=executor)
+
+    def std(self, axis: int | None = None, ddof: int = 0, *, executor: FunctionExecutor | None = None) -> Any:
+        """Standard deviation of the values; see `linalg.statistics.std`."""
+        return linalg.std(self, axis, ddof, executor=executor)
+
+    def __neg__(self) -> BigMatrix:
+        found: BigMatrix = linalg.multiple(self, -1.0)
+        return found
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return linalg.apply_ufunc(ufunc, method, inputs, options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        return linalg.apply_function(function, arguments, options)
+
+
+# -- big matrix ---------------------------------------------------------------------------------------------------
+
 
 _DEFAULT_WORKERS = 2
 IMPLICIT_BYTES = 2**30

@@ -20,8 +20,7 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import DamagedObject, EphemeronError, JobError, KeyExists, NotComputed
-from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles
-from ephemeron.linalg.matrices.tile_format import decode_tile, encode_tile
+from ephemeron.linalg.matrices.stored import StoredMatrix, TileFamily, Tiles, decode_tile, encode_tile
 
 _AT_ONCE = 8
 _PART = "matrix.json"

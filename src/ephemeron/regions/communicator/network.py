@@ -3,6 +3,18 @@
 An endpoint is a text of parts with commas between them: `10.0.0.1:4000` (TCP), `relay/NAME` (a member of the rendezvous service). A region behind
 address translation registers at the service, which brings its connections and those of the others together and passes bytes on. The
 service knows neither the run's token nor, with certificates, what passes.
+
+TLS 1.3 between regions, each with a certificate in whose names (DNS) the region's name is, signed by an authority of the user's.
+
+Both ends verify the other one: a region is who its certificate says. Files are named in `regions.toml`. Functions elsewhere, which have no files of
+the client, get their content as variables, which precede the files:
+
+    EPHEMERON_REGION_AUTHORITY, EPHEMERON_REGION_CERTIFICATE, EPHEMERON_REGION_KEY      PEM texts, or paths
+
+Where communicators find each other's endpoints, apart from the table of members: a table of the control function `geo-addressing`.
+
+An address is that of an identity (the region) and has a lease, which its communicator renews. A communicator that listens elsewhere registers
+again, as the same attempt or as a newer one; the others look an endpoint up when they cannot connect.
 """
 
 from __future__ import annotations
@@ -10,15 +22,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+import ssl
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 from ephemeron.communication.channels.credentials import variable
 from ephemeron.communication.direct.connection import tune
 from ephemeron.communication.direct.rendezvous import TOKEN_VARIABLE, Handler, Rendezvous, ServiceAddress
+from ephemeron.communication.direct.tls_socket import pass_through
 from ephemeron.communication.rpc.sockets import listen_tcp, not_in_children
 from ephemeron.communication.unproved import UnprovedConnections
-from ephemeron.errors import JobError, LinkFailed
-from ephemeron.regions.communicator.mutual_tls import MutualTls
+from ephemeron.errors import JobError, LinkFailed, RegionSuperseded
+from ephemeron.regions.control.addressing import AddressRequest
+from ephemeron.regions.control.client import ControlClient
 from ephemeron.training.worker.spec import GroupNetwork
 
 DIAL_TIMEOUT_S = 2.0
@@ -197,3 +216,168 @@ def _quiet(handler: Handler) -> Handler:
             _log.debug("a relayed connection of another region was not made: %s", e)
 
     return handled
+
+
+# -- TLS 1.3 between regions --------------------------------------------------------------------------------------
+
+
+VARIABLES = ("EPHEMERON_REGION_AUTHORITY", "EPHEMERON_REGION_CERTIFICATE", "EPHEMERON_REGION_KEY")
+"""Certificate of the authority, that of the region, and its key."""
+
+
+class MutualTls:
+    """One region's end.
+
+    Args:
+        authority, certificate, key: PEM texts.
+
+    Raises:
+        JobError: they are none, or do not belong together.
+    """
+
+    def __init__(self, *, authority: str, certificate: str, key: str) -> None:
+        try:
+            self._client, self._server = (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._server.verify_mode = ssl.CERT_REQUIRED
+            with tempfile.TemporaryDirectory() as folder:  # `ssl` reads chains from files only; the folder is this user's alone
+                file = Path(folder) / "pem"
+                file.touch(mode=0o600)
+                file.write_text(f"{key.strip()}\n{certificate.strip()}\n")
+                for context in (self._client, self._server):
+                    context.minimum_version = ssl.TLSVersion.TLSv1_3
+                    context.load_verify_locations(cadata=authority)
+                    context.load_cert_chain(file)
+        except (OSError, ValueError) as e:
+            raise JobError(
+                f"the certificates of the region cannot be used: {e}", remedy="give PEM files of an authority, a certificate and its key"
+            ) from None
+
+    @classmethod
+    def of(cls, *, authority: str, certificate: str, key: str) -> MutualTls | None:
+        """From files, unless the variables are set; None: neither.
+
+        Raises:
+            JobError: one of the three is missing, or cannot be read.
+        """
+        named = [variable(name) or path for name, path in zip(VARIABLES, (authority, certificate, key), strict=True)]
+        if not any(named):
+            return None
+        if not all(named):
+            raise JobError("certificates of regions belong together: authority, certificate and certificate_key", remedy="give all three")
+        texts = [_text(value) for value in named]
+        return cls(authority=texts[0], certificate=texts[1], key=texts[2])
+
+    async def secured(self, sock: socket.socket, *, peer: str | None, limit_s: float) -> tuple[socket.socket, frozenset[str]]:
+        """Encrypts what is sent over a socket from now on.
+
+        Args:
+            sock: connected and non-blocking; owned from now on.
+            peer: region that was dialled; None: this end was.
+            limit_s: for the handshake.
+
+        Returns:
+            A plain socket whose bytes pass over `sock` encrypted, and the names in the other end's certificate.
+
+        Raises:
+            OSError: the handshake fails, or takes too long.
+        """
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        sock = socket.socket(fileno=sock.detach())  # no other owner may close it under the event loop
+        try:
+            async with asyncio.timeout(limit_s):
+                if peer is None:
+                    transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._server)
+                else:
+                    transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=self._client, server_hostname=peer)
+        except BaseException:
+            sock.close()
+            raise
+        given = (transport.get_extra_info("peercert") or {}).get("subjectAltName", ())
+        names = frozenset(name for kind, name in given if kind == "DNS")
+        plain, _ = pass_through(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        return plain, names
+
+
+def _text(value: str) -> str:
+    if value.lstrip().startswith("-----BEGIN"):
+        return value
+    try:
+        return Path(value).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        why = e.strerror if isinstance(e, OSError) and e.strerror else "it is no text"
+        raise JobError(f"{value} cannot be read: {why}", remedy="give a PEM file") from None
+
+
+# -- where communicators find each other's endpoints --------------------------------------------------------------
+
+
+class Address(NamedTuple):
+    """Where a region is reached."""
+
+    endpoint: str
+    fence: int
+    """Attempt that listens there."""
+
+
+class AddressBook(ABC):
+    """Addresses of all regions of a run, as one region sees and changes them."""
+
+    renew_every_s: float
+    """Interval at which `announce` has to be repeated."""
+
+    @abstractmethod
+    async def announce(self, endpoint: str) -> None:
+        """Says where this region is reached from now on, or still.
+
+        Raises:
+            RegionSuperseded: a newer attempt has said so, or another launch of the region.
+        """
+
+    @abstractmethod
+    async def withdraw(self) -> None:
+        """This region cannot be reached any more."""
+
+    @abstractmethod
+    async def look_up(self) -> Mapping[str, Address]:
+        """Addresses by region; those whose lease has ended are left out."""
+
+
+class ControlledAddresses(AddressBook):
+    """Addresses in the table of the control function.
+
+    Args:
+        client: of the control function, which it starts where none answers.
+        region, identity, fence: of this region; see `Communicator`.
+        renew_every_s: a third of a lease.
+    """
+
+    def __init__(self, client: ControlClient, *, region: str, identity: str, fence: int, renew_every_s: float = 5.0) -> None:
+        self._client, self._region, self._identity, self._fence = client, region, identity, fence
+        self.renew_every_s = renew_every_s
+
+    async def announce(self, endpoint: str) -> None:
+        try:
+            answer = await self._client.address(self._request("register", endpoint))
+        except JobError as e:
+            raise RegionSuperseded(str(e)) from None
+        self.renew_every_s = answer.lease_s / 3
+
+    async def withdraw(self) -> None:
+        try:
+            await self._client.address(self._request("deregister"))
+        except JobError:
+            return  # a newer attempt is there
+
+    async def look_up(self) -> Mapping[str, Address]:
+        rows = (await self._client.address(AddressRequest(action="lookup"))).rows
+        return {row.identity: Address(row.endpoint, row.fence) for row in rows}
+
+    def _request(self, action: str, endpoint: str = "") -> AddressRequest:
+        return AddressRequest(
+            action="register" if action == "register" else "deregister",
+            identity=self._region,
+            holder=self._identity,
+            fence=self._fence,
+            endpoint=endpoint,
+        )

@@ -21,14 +21,11 @@ from ephemeron.communication.rpc.options import Options
 from ephemeron.communication.rpc.server import Server
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import ChannelTimeout, EphemeronError, JobError, RegionSuperseded, RemoteError, UpdateForgotten
-from ephemeron.regions.communicator.addresses import AddressBook
 from ephemeron.regions.communicator.base import Communicator, LinkEstimate, Member, PeerTraffic, Update, Watermarks
 from ephemeron.regions.communicator.members import MemberTable
-from ephemeron.regions.communicator.network import RegionNetwork
-from ephemeron.regions.communicator.peer import Hello, News, Peer, Route, call_peer, watch
-from ephemeron.regions.communicator.pieces import Cursor, Inbox, Outbox
-from ephemeron.regions.communicator.snapshots import Snapshots, newest_snapshot
-from ephemeron.regions.communicator.update_object import get_update, put_update
+from ephemeron.regions.communicator.network import AddressBook, RegionNetwork
+from ephemeron.regions.communicator.peer import Hello, News, Peer, Route, Snapshots, call_peer, newest_snapshot, watch
+from ephemeron.regions.communicator.pieces import Cursor, Inbox, Outbox, get_update, put_update
 
 _OPTIONS = Options(compress=False)
 _RETRY_S = (0.2, 2.0)

@@ -9,13 +9,48 @@ so clocks are never compared. A function that takes the table over gives every l
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ephemeron.config.typed import Positive, build, plain
 from ephemeron.errors import JobError
-from ephemeron.regions.control.machine import ControlMachine
+
+
+class ControlMachine(ABC):
+    """Decisions of one control function. Requests, answers and the state are JSON objects.
+
+    A request is applied once: `ControlFunction` stores the state after it together with its answer.
+    """
+
+    @abstractmethod
+    def apply(self, request: Mapping[str, Any], now: float) -> Mapping[str, Any]:
+        """Answer to a request, which may change the state.
+
+        Args:
+            request: of a client.
+            now: time of this function's own clock, seconds. It is compared with other times of the same function alone.
+
+        Raises:
+            JobError: the request is not one of this function's, or is refused; the state is as before.
+        """
+
+    @abstractmethod
+    def state(self) -> Mapping[str, Any]:
+        """Everything that a successor needs."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any], now: float) -> None:
+        """Takes over the state of a predecessor, whose clock is not known.
+
+        Raises:
+            JobError: it is not a state of this function.
+        """
+
+
+# -- addressing ---------------------------------------------------------------------------------------------------
+
 
 LEASE_S = 15.0
 

@@ -18,9 +18,8 @@ from ephemeron.config.typed import build, plain
 from ephemeron.errors import ChannelTimeout, JobError, PlatformError, ServiceUnreachable
 from ephemeron.functions.base import Call
 from ephemeron.regions.control.addressing import AddressAnswer, AddressRequest
-from ephemeron.regions.control.function import ControlRequest
+from ephemeron.regions.control.function import ControlRequest, ControlStore
 from ephemeron.regions.control.scheduling import ScheduleAnswer, ScheduleRequest
-from ephemeron.regions.control.store import ControlStore
 
 _log = logging.getLogger(__name__)
 

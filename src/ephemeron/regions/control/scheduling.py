@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
-from ephemeron.regions.control.machine import ControlMachine
+from ephemeron.regions.control.addressing import ControlMachine
 from ephemeron.regions.planning import PlanRequest, RegionPlan, plan_regions, replan_regions
 from ephemeron.regions.region_files import Regions, check_regions
 from ephemeron.regions.scheduling.replanning import MeasuredIterations

@@ -23,10 +23,9 @@ from ephemeron.config.typed import plain
 from ephemeron.errors import ChannelError, JobError, UserError
 from ephemeron.events import GroupStarted, Note, RegionLeft, RunEnded, RunStarted
 from ephemeron.functions.simulated import SimulatedPool
-from ephemeron.regions.driver.added_regions import AddedGroups
-from ephemeron.regions.driver.credentials import variables_of
-from ephemeron.regions.driver.late_regions import AbsentGroup, LateStart, admitted_anew, excuse_group, refused
+from ephemeron.regions.driver.added_regions import AbsentGroup, AddedGroups, LateStart, admitted_anew, excuse_group, refused
 from ephemeron.regions.driver.launch import PreparedGroups, prepared_groups
+from ephemeron.regions.driver.network_options import variables_of
 from ephemeron.regions.driver.region_events import GroupEvents, members_of, regions_of
 from ephemeron.regions.driver.replanning import GroupReplanner
 from ephemeron.runs import detached

@@ -18,13 +18,28 @@ from typing import Annotated, Literal, get_args
 from ephemeron.config.typed import Count, NonNegative, Positive, Typed, Within, build
 from ephemeron.errors import JobError
 from ephemeron.regions.compression import codec_of
-from ephemeron.regions.policies.accumulated import AccumulatedGradients
-from ephemeron.regions.policies.adaptation import Adaptation, Measured, adapted, slowest
-from ephemeron.regions.policies.adaptive_schedule import AdaptiveSchedule, RoundPlan, first_plans, next_plan
-from ephemeron.regions.policies.averaging import AsynchronousAverage, SynchronousAverage
-from ephemeron.regions.policies.base import Arrays, Contribution, RegionPolicy, weighted_mean
-from ephemeron.regions.policies.diloco import DiLoCo
-from ephemeron.regions.policies.schedule import Due, ExchangeSchedule
+from ephemeron.regions.policies.base import (
+    AccumulatedGradients,
+    Arrays,
+    AsynchronousAverage,
+    Contribution,
+    DiLoCo,
+    RegionPolicy,
+    SynchronousAverage,
+    weighted_mean,
+)
+from ephemeron.regions.policies.schedule import (
+    Adaptation,
+    AdaptiveSchedule,
+    Due,
+    ExchangeSchedule,
+    Measured,
+    RoundPlan,
+    adapted,
+    first_plans,
+    next_plan,
+    slowest,
+)
 
 __all__ = [
     "Adaptation",

@@ -1,6 +1,6 @@
 """Plans from measured iteration times, and new plans while regions slow down or their data grow. Pure: measurements in, decisions out.
 
-A region's time of a pass is `fixed_s + work / power` (`choices`). `fitted` finds both from iterations that were measured with one or more
+A region's time of a pass is `fixed_s + work / power` (`optimizer`). `fitted` finds both from iterations that were measured with one or more
 numbers of devices. `replanned` keeps the pace that was promised as long as every region can: a region that has become slower is given more devices,
 and one that has become faster gives some back. Where a region cannot keep it with all of its devices, the pace becomes that of this region,
 and the others give back what they would wait with. `shares` is for regions whose functions cannot change during a run: it moves
@@ -14,8 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ephemeron.regions.scheduling.choices import Choice, RegionOffers, choice_of, choices
-from ephemeron.regions.scheduling.optimizer import Allocation, at_pace
+from ephemeron.regions.scheduling.optimizer import Allocation, Choice, RegionOffers, at_pace, choice_of, choices
 
 WORTH = 0.05
 """Least part of a pass's time or cost that a change of functions saves: functions that start cost both."""

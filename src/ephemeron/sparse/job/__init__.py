@@ -20,9 +20,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ephemeron.sparse.job.trained import TrainedSparseModel, trained_model
+    from ephemeron.sparse.job.evaluation import TrainedSparseModel, trained_model
 
-_MODULES = {"TrainedSparseModel": "trained", "trained_model": "trained"}
+_MODULES = {"TrainedSparseModel": "evaluation", "trained_model": "evaluation"}
 
 __all__ = ["TrainedSparseModel", "trained_model"]
 

@@ -49,8 +49,7 @@ from ephemeron.sparse.job.programs import model_of, optimizer_of
 from ephemeron.sparse.store import SparseStore
 from ephemeron.sparse.store.functions import token_of
 from ephemeron.sparse.training.part import Part, PartReport, progress_key
-from ephemeron.sparse.training.run import create_tables
-from ephemeron.sparse.training.served import Served, served
+from ephemeron.sparse.training.run import Served, create_tables, served
 from ephemeron.sparse.training.shares import PartEnd, PartTask, Shares, ShareWatcher
 from ephemeron.training.driver import records
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests

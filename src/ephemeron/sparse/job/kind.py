@@ -35,6 +35,6 @@ class SparseRuns(TrainingRuns):
 
     def load_model(self, run: str | Path) -> Any:
         """See `trained.trained_model`."""
-        from ephemeron.sparse.job.trained import trained_model
+        from ephemeron.sparse.job.evaluation import trained_model
 
         return trained_model(run)

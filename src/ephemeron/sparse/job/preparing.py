@@ -17,7 +17,7 @@ from ephemeron.sparse.job.programs import compression_of, fitted_to, model_of, o
 from ephemeron.sparse.models import Batch, SparseModel
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE
 from ephemeron.sparse.training.minibatches import Schedule
-from ephemeron.sparse.training.ring import part as samples_of
+from ephemeron.sparse.training.minibatches import part as samples_of
 from ephemeron.sparse.training.run import check, initial_values
 from ephemeron.training.driver.launching.admission import check_call
 from ephemeron.training.driver.launching.prepare import Prepared

@@ -37,20 +37,17 @@ from ephemeron.runs.profiles import keep, profiling
 from ephemeron.sparse.job.driving import PRELOADED
 from ephemeron.sparse.job.evaluation import read
 from ephemeron.sparse.job.function import ENTRY, SparsePartRequest
-from ephemeron.sparse.job.prediction import CACHED_PARTITIONS, RunCosts
+from ephemeron.sparse.job.prediction import CACHED_PARTITIONS, RunCosts, SparseCell, SparseProfile
 from ephemeron.sparse.job.preparing import prepare
-from ephemeron.sparse.job.profile import SparseCell, SparseProfile
 from ephemeron.sparse.job.programs import model_of, optimizer_of
 from ephemeron.sparse.models import Batch, SparseModel
 from ephemeron.sparse.models.base import Floats
 from ephemeron.sparse.store import SparseStore
 from ephemeron.sparse.store.functions import token_of
-from ephemeron.sparse.training.minibatches import Schedule
+from ephemeron.sparse.training.minibatches import Ring, Schedule
+from ephemeron.sparse.training.minibatches import part as samples_of
 from ephemeron.sparse.training.part import PHASES, PartReport
-from ephemeron.sparse.training.ring import Ring
-from ephemeron.sparse.training.ring import part as samples_of
-from ephemeron.sparse.training.run import create_tables, initial_values
-from ephemeron.sparse.training.served import served
+from ephemeron.sparse.training.run import create_tables, initial_values, served
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.sparse_spec import BATCH_SIZE, SparseProgram
 from ephemeron.training.profiling.store import this_machine

@@ -16,7 +16,7 @@ from ephemeron.sparse.models import (
     Softmax,
     SparseModel,
 )
-from ephemeron.sparse.store.compression import Compression
+from ephemeron.sparse.store.codec import Compression
 from ephemeron.sparse.store.optimizers import Optimizer, optimizer
 from ephemeron.training.job.sparse_spec import SparseModelName, SparseSpec
 

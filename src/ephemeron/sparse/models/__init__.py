@@ -15,10 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ephemeron.sparse.models.base import Batch, SparseModel, Step, Table
-    from ephemeron.sparse.models.factorisation import FactorisationMachine, MatrixFactorisation
-    from ephemeron.sparse.models.linear import LogisticRegression, Softmax
-    from ephemeron.sparse.models.local import LocalTables
+    from ephemeron.sparse.models.base import Batch, LocalTables, SparseModel, Step, Table
+    from ephemeron.sparse.models.linear import FactorisationMachine, LogisticRegression, MatrixFactorisation, Softmax
     from ephemeron.sparse.models.topics import LatentDirichletAllocation
 
 _MODULES = {
@@ -26,11 +24,11 @@ _MODULES = {
     "SparseModel": "base",
     "Step": "base",
     "Table": "base",
-    "FactorisationMachine": "factorisation",
-    "MatrixFactorisation": "factorisation",
+    "FactorisationMachine": "linear",
+    "MatrixFactorisation": "linear",
     "LogisticRegression": "linear",
     "Softmax": "linear",
-    "LocalTables": "local",
+    "LocalTables": "base",
     "LatentDirichletAllocation": "topics",
 }
 

@@ -10,7 +10,7 @@ Shards: `ephemeron serve sparse`. Specification: survey sections 2.1 and 2.2; gu
 
 from ephemeron.sparse.store.blocking import BlockingSparseStore
 from ephemeron.sparse.store.client import SparseStore
-from ephemeron.sparse.store.compression import Compression
+from ephemeron.sparse.store.codec import Compression
 from ephemeron.sparse.store.messages import Initial, ShardStatus
 from ephemeron.sparse.store.optimizers import FTRL, SGD, AdaGrad, Adam, Optimizer, Sum
 from ephemeron.sparse.store.table_rows import TableInfo

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 
 from ephemeron.communication.rpc.auth import Token
 from ephemeron.sparse.store.client import SparseStore
-from ephemeron.sparse.store.compression import Compression
-from ephemeron.sparse.store.connecting import Locate
+from ephemeron.sparse.store.codec import Compression
+from ephemeron.sparse.store.link import Locate
 from ephemeron.sparse.store.messages import Initial, ShardStatus
 from ephemeron.sparse.store.optimizers import Floats, Optimizer
 from ephemeron.sparse.store.table_rows import TableInfo

@@ -10,21 +10,18 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ephemeron.communication.rpc.auth import Token
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.sparse.store import codec
-from ephemeron.sparse.store.changes import Changes
-from ephemeron.sparse.store.compression import Compression
-from ephemeron.sparse.store.connecting import Locate, open_links
-from ephemeron.sparse.store.frame import Kind, pack_json
-from ephemeron.sparse.store.link import Reply, ShardLink
+from ephemeron.sparse.store.codec import Compression, Residual
+from ephemeron.sparse.store.frame import Head, Kind, pack, pack_json
+from ephemeron.sparse.store.link import Locate, Reply, ShardLink, open_links
 from ephemeron.sparse.store.messages import FoundReply, Initial, ShardStatus, TableReply, TableSpec
-from ephemeron.sparse.store.multi_get import multi_get
-from ephemeron.sparse.store.optimizers import Floats, Optimizer, document
-from ephemeron.sparse.store.table_rows import TableInfo
+from ephemeron.sparse.store.optimizers import Floats, Indices, Optimizer, document
+from ephemeron.sparse.store.table_rows import TableInfo, as_indices, check_range, combined
 
 
 class SparseStore:
@@ -72,7 +69,7 @@ class SparseStore:
                 which they forget on `close`.
             attempt: of a client that takes over the name of an earlier one; the earlier one is then refused everywhere, and
                 `sequence` says how far it came.
-            values: type of the values that `multi_get` receives, `float32` or `float16` (half the bytes, 3 digits).
+            values: type of the values that `client` receives, `float32` or `float16` (half the bytes, 3 digits).
             compression: of gradients; see `compress`.
             connect_s: seconds for which a lost shard is looked for before operations fail.
             answer_s: seconds without an answer after which a shard counts as frozen and is connected to anew.
@@ -295,3 +292,203 @@ class SparseStore:
         id, sink = link.next_id(), Reply()
         link.request(id, pack_json(Kind.CALL, {"m": method, "p": params}, data, id=id, sequence=number), sink)
         return await sink.future
+
+
+# -- changes of rows by a client ----------------------------------------------------------------------------------
+
+
+_ASK_BYTES = 1 << 20
+"""Bytes of changes after which a shard is asked for an acknowledgement."""
+_WINDOW_BYTES = 64 << 20
+"""Bytes of changes to one shard that may be unacknowledged; `push` then waits."""
+
+
+class Changes:
+    """Pushes and assignments of one client. The methods are those of `SparseStore`, with tables that are known.
+
+    Args:
+        links: to all shards, in their order.
+        compression: of tables without one of their own.
+    """
+
+    def __init__(self, links: Sequence[ShardLink], compression: Compression) -> None:
+        self.sequence = max(link.sequence for link in links)
+        """Number of the last change, also of earlier attempts of the client."""
+        self._links, self._default = links, compression
+        self._compressions: dict[str, Compression] = {}
+        self._residuals: dict[str, Residual] = {}
+
+    async def push(self, info: TableInfo, indices: ArrayLike, gradient: ArrayLike, sequence: int | None) -> None:
+        """Sends the gradient of some rows."""
+        rows, values = combined(info, indices, gradient)
+        compression = self._compressions.get(info.name, self._default)
+        residual: Residual | None = None
+        if compression.lossy and rows.size:
+            residual = self._residuals.get(info.name)
+            if residual is None:
+                residual = self._residuals[info.name] = Residual(info.rows, info.width, compression)
+            rows, values = residual.select(rows, values)
+        await self._send(Kind.PUSH, info, rows, values, sequence, compression.code, residual)
+
+    async def assign(self, info: TableInfo, indices: ArrayLike, values: ArrayLike, sequence: int | None) -> None:
+        """Replaces weights."""
+        count = np.asarray(indices).size
+        rows, weights = combined(info, indices, values)
+        if rows.size != count:
+            raise JobError(f"table {info.name!r}: assign has an index twice", remedy="give each index once")
+        await self._send(Kind.ASSIGN, info, rows, weights, sequence)
+
+    def compress(self, table: str, compression: Compression) -> None:
+        """Sets the compression of later pushes to a table."""
+        self._compressions[table] = compression
+        if table in self._residuals:
+            self._residuals[table].compression = compression
+
+    def holds_back(self, table: str) -> bool:
+        """Whether compression may hold something back for a table."""
+        return table in self._residuals
+
+    async def push_residual(self, info: TableInfo) -> None:
+        """Sends all that compression held back for a table."""
+        rows, values = self._residuals[info.name].drain()
+        await self._send(Kind.PUSH, info, rows, values, None)
+
+    async def _send(
+        self,
+        kind: Kind,
+        info: TableInfo,
+        rows: Indices,
+        values: Floats,
+        sequence: int | None,
+        code: codec.ValueCode = codec.ValueCode.FLOAT32,
+        residual: Residual | None = None,
+    ) -> None:
+        if sequence is None:
+            sequence = self.sequence + 1
+        elif sequence <= 0:
+            raise JobError(f"sequence = {sequence}", remedy="count from 1")
+        self.sequence = max(self.sequence, sequence)
+        if not rows.size:
+            return
+        steps = rows[1:] - rows[:-1]
+        waits: list[ShardLink] = []
+        for shard, begin, stop in info.parts(rows):
+            part = rows[begin:stop] - info.bounds[shard] if shard else rows[begin:stop]
+            encoded = codec.encode_indices(part, steps[begin : stop - 1])
+            data = codec.encode_values(code, values[begin:stop])
+            if residual is not None and code is not codec.ValueCode.FLOAT32:
+                sent = codec.decode_values(code, memoryview(data))
+                residual.keep_rest(rows[begin:stop], values[begin:stop], sent)
+            link = self._links[shard]
+            id = link.next_id()
+            frame = pack(
+                kind,
+                (encoded.data, data),
+                code=encoded.code | code << 4,
+                table=info.numbers[shard],
+                width=info.width,
+                count=stop - begin,
+                id=id,
+                sequence=sequence,
+                base=encoded.base,
+            )
+            link.change(sequence, id, frame)
+            if link.waiting_bytes > _ASK_BYTES:
+                link.ask()
+                if link.waiting_bytes > _WINDOW_BYTES:
+                    waits.append(link)
+        for link in waits:
+            await link.drained()
+
+
+# -- reads of rows ------------------------------------------------------------------------------------------------
+
+
+async def multi_get(links: Sequence[ShardLink], info: TableInfo, indices: ArrayLike, code: codec.ValueCode) -> Floats:
+    """Reads rows; see `SparseStore.multi_get`.
+
+    Args:
+        links: to all shards, in their order.
+        info: of the table.
+        indices: int[n], in any order.
+        code: encoding in which shards send values.
+    """
+    rows = as_indices(indices)
+    out = np.empty((rows.size, info.width), np.float32)
+    if not rows.size:
+        return out
+    steps: Indices | None = rows[1:] - rows[:-1]
+    order: NDArray[np.int64] | None = None
+    if steps is not None and steps.size and steps.min() < 0:
+        check_range(info, int(rows.min()), int(rows.max()))
+        if len(links) == 1:
+            steps = None
+        else:
+            order = np.argsort(rows, kind="stable")
+            rows = rows[order]
+            steps = rows[1:] - rows[:-1]
+    else:
+        check_range(info, int(rows[0]), int(rows[-1]))
+    gather = _Gather()
+    for shard, begin, stop in info.parts(rows):
+        sink = _Values(gather, out, order, begin, stop)
+        part = rows[begin:stop] - info.bounds[shard] if shard else rows[begin:stop]
+        encoded = codec.encode_indices(part, None if steps is None else steps[begin : stop - 1])
+        link = links[shard]
+        id = link.next_id()
+        frame = pack(
+            Kind.GET,
+            (encoded.data,),
+            code=encoded.code,
+            table=info.numbers[shard],
+            width=info.width,
+            count=stop - begin,
+            id=id,
+            more=code,
+            base=encoded.base,
+        )
+        link.request(id, frame, sink)
+    await gather.future
+    return out
+
+
+class _Gather:
+    """A future of several parts."""
+
+    __slots__ = ("future", "left")
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.left = 0
+
+    def done(self) -> None:
+        self.left -= 1
+        if not self.left and not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class _Values:
+    """A sink that puts the values of one shard into their place."""
+
+    __slots__ = ("_begin", "_gather", "_order", "_out", "_stop")
+
+    def __init__(self, gather: _Gather, out: Floats, order: Indices | None, begin: int, stop: int) -> None:
+        self._gather, self._out, self._order, self._begin, self._stop = gather, out, order, begin, stop
+        gather.left += 1
+
+    def take(self, head: Head, body: memoryview) -> None:
+        width = self._out.shape[1]
+        code, count = head.code >> 4, (self._stop - self._begin) * width
+        values = codec.decode_values(code, body[: codec.value_bytes(code, count)]).reshape(-1, width)
+        if self._order is None:
+            self._out[self._begin : self._stop] = values
+        else:
+            self._out[self._order[self._begin : self._stop]] = values
+        self._gather.done()
+
+    def fail(self, error: Exception) -> None:
+        self._gather.fail(error)

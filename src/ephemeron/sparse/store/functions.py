@@ -32,7 +32,7 @@ from ephemeron.functions.base import Call, Invocation, Platform
 from ephemeron.functions.context import Context
 from ephemeron.runs.function_set import AGAIN_S, Fail, FunctionSet, How, Start
 from ephemeron.sparse.store.client import SparseStore
-from ephemeron.sparse.store.compression import Compression
+from ephemeron.sparse.store.codec import Compression
 from ephemeron.sparse.store.messages import Whole
 from ephemeron.sparse.store.places import Directory, ShardPlace, framed
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE, Shard, ShardOptions

@@ -1,4 +1,10 @@
-"""Snapshots and logs of a shard: their form, how they are written, and how a state is restored from them."""
+"""Snapshots and logs of a shard: their form, how they are written, and how a state is restored from them.
+
+Copy of a table at one moment, taken in parts while pushes go on.
+
+Rows that a push is about to change, and that have not been copied, are saved first (copy on write by rows). So a snapshot never stops
+the shard for longer than one part takes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +19,9 @@ import numpy as np
 from ephemeron.communication.durable_put import put_durable
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import CorruptMessage, DamagedObject, JobError, ProtocolError
-from ephemeron.sparse.store.capture import TableCapture
 from ephemeron.sparse.store.frame import HEAD_BYTES, Kind, unpack, unpack_json
 from ephemeron.sparse.store.messages import OpenRequest, TableSpec, Whole
+from ephemeron.sparse.store.optimizers import Floats, Indices
 from ephemeron.sparse.store.places import ShardPlace
 from ephemeron.sparse.store.state import ClientReplaced, ClientState, ShardState, Table
 
@@ -217,3 +223,43 @@ async def _fetch(place: ShardPlace, key: str) -> memoryview:
 def superseded(keys: Sequence[str], first: str) -> list[str]:
     """Keys that come before another one of their kind."""
     return [key for key in keys if key < first]
+
+
+# -- copy of a table at one moment, taken in parts while pushes go on ---------------------------------------------
+
+
+class TableCapture:
+    """A table as it is now. One at a time for each table; `close` ends it."""
+
+    def __init__(self, table: Table) -> None:
+        self.spec = table.spec
+        self._table = table
+        self._arrays = [table.weights, *(table.slots[name] for name in table.optimizer.slots)]
+        self._taken = np.zeros(len(table.weights), bool)
+        self._saved: list[tuple[Indices, list[Floats]]] = []
+        table.before_change = self._before
+
+    @property
+    def rows(self) -> int:
+        """Rows of the shard."""
+        return len(self._taken)
+
+    def part(self, begin: int, stop: int) -> list[Floats]:
+        """Copies of some rows: of the weights and then of each slot, float32[stop - begin, width]."""
+        copies = [array[begin:stop].copy() for array in self._arrays]
+        for rows, values in self._saved:
+            inside = (rows >= begin) & (rows < stop)
+            for copy, value in zip(copies, values, strict=True):
+                copy[rows[inside] - begin] = value[inside]
+        self._taken[begin:stop] = True
+        return copies
+
+    def close(self) -> None:
+        """Ends it."""
+        self._table.before_change = None
+
+    def _before(self, rows: Indices) -> None:
+        fresh = rows[~self._taken[rows]]
+        if fresh.size:
+            self._taken[fresh] = True
+            self._saved.append((fresh, [array[fresh] for array in self._arrays]))

@@ -24,8 +24,7 @@ from ephemeron.errors import JobError
 from ephemeron.sparse.models.base import SparseModel
 from ephemeron.sparse.store import Compression, SparseStore
 from ephemeron.sparse.store.shard import TOKEN_VARIABLE
-from ephemeron.sparse.training.minibatches import Schedule
-from ephemeron.sparse.training.ring import Loaded, Ring
+from ephemeron.sparse.training.minibatches import Loaded, Ring, Schedule
 
 REPORT_STEPS = 100
 LATE_S = 1.0

@@ -1,4 +1,4 @@
-"""LU with tournament pivoting (Grigori, Demmel, Xiang: CALU, 2011), and equations with it.
+"""Cholesky factors, LU with tournament pivoting (Grigori, Demmel, Xiang: CALU, 2011), and equations with them and with triangles.
 
 Step k exchanges rows of the tiles at and below row k, by the pivots P[k, 0]. As in LINPACK, tiles of L that earlier steps made are not
 exchanged: A = Π₀ L₀ Π₁ L₁ … U. Equations need no more, since right-hand sides go through the same steps.
@@ -8,7 +8,8 @@ exchanged: A = Π₀ L₀ Π₁ L₁ … U. Equations need no more, since right-
 from __future__ import annotations
 
 from ephemeron.linalg.embedding import Input, Output, Size, Temporary, ceil_log2, lambdapack, tiles
-from ephemeron.linalg.kernels.pivoting import (
+from ephemeron.linalg.kernels.factors import (
+    cholesky_factor,
     eliminate_rows,
     exchange_and_update,
     exchange_rows,
@@ -16,9 +17,12 @@ from ephemeron.linalg.kernels.pivoting import (
     gather_pivots,
     merge_candidates,
     pivot_candidates,
+    solve_lower,
+    solve_lower_adjoint,
+    solve_right_lower_adjoint,
+    solve_upper,
 )
-from ephemeron.linalg.kernels.products import add, copy
-from ephemeron.linalg.kernels.triangular import solve_lower
+from ephemeron.linalg.kernels.products import add, copy, multiply_subtract, subtract_gram
 
 
 @lambdapack
@@ -107,3 +111,92 @@ def permuted_lower(L: Input, P: Input, S: Temporary, G: Temporary, F: Output, M:
                 S[k + 1, i, j] = exchange_rows(S[k, i, j], S[k, k, j], P[k, 0], k, i)
         for i in range(min(M, N), M):
             F[i, j] = copy(S[min(M, N), i, j])
+
+
+# -- A = L Lᴴ (figures 16 and 19 of NumPyWren ---------------------------------------------------------------------
+
+
+@lambdapack
+def cholesky(A: Input, S: Temporary, L: Output, N: Size) -> None:
+    """The lower tiles of L with L Lᴴ = A; reads the lower tiles of A. S[i] is what is left of A after i block columns."""
+    tiles(A, N, N)
+    tiles(L, N, N)
+    for i in range(N):
+        if i == 0:
+            L[i, i] = cholesky_factor(A[i, i])
+        else:
+            L[i, i] = cholesky_factor(S[i, i, i])
+        for j in range(i + 1, N):
+            if i == 0:
+                L[j, i] = solve_right_lower_adjoint(L[i, i], A[j, i])
+                S[i + 1, j, j] = subtract_gram(A[j, j], L[j, i])
+            else:
+                L[j, i] = solve_right_lower_adjoint(L[i, i], S[i, j, i])
+                S[i + 1, j, j] = subtract_gram(S[i, j, j], L[j, i])
+            for k in range(i + 1, j):
+                if i == 0:
+                    S[i + 1, j, k] = multiply_subtract(A[j, k], L[j, i], L[k, i], adjoint_b=True)
+                else:
+                    S[i + 1, j, k] = multiply_subtract(S[i, j, k], L[j, i], L[k, i], adjoint_b=True)
+
+
+# -- equations with a triangular matrix ---------------------------------------------------------------------------
+
+
+@lambdapack
+def forward_substitution(L: Input, B: Input, S: Temporary, X: Output, N: Size, M: Size) -> None:
+    """X with L X = B, where L is lower triangular."""
+    tiles(L, N, N)
+    tiles(B, N, M)
+    tiles(X, N, M)
+    for j in range(M):
+        for i in range(N):
+            if i == 0:
+                X[i, j] = solve_lower(L[i, i], B[i, j])
+            else:
+                X[i, j] = solve_lower(L[i, i], S[i, i, j])
+            for k in range(i + 1, N):
+                if i == 0:
+                    S[i + 1, k, j] = multiply_subtract(B[k, j], L[k, i], X[i, j])
+                else:
+                    S[i + 1, k, j] = multiply_subtract(S[i, k, j], L[k, i], X[i, j])
+
+
+@lambdapack
+def adjoint_substitution(L: Input, B: Input, S: Temporary, X: Output, N: Size, M: Size) -> None:
+    """X with Lᴴ X = B, where L is lower triangular: from the last block row to the first."""
+    tiles(L, N, N)
+    tiles(B, N, M)
+    tiles(X, N, M)
+    for j in range(M):
+        for t in range(N):
+            i = N - 1 - t
+            if t == 0:
+                X[i, j] = solve_lower_adjoint(L[i, i], B[i, j])
+            else:
+                X[i, j] = solve_lower_adjoint(L[i, i], S[t, i, j])
+            for k in range(i):
+                if t == 0:
+                    S[t + 1, k, j] = multiply_subtract(B[k, j], L[i, k], X[i, j], adjoint_a=True)
+                else:
+                    S[t + 1, k, j] = multiply_subtract(S[t, k, j], L[i, k], X[i, j], adjoint_a=True)
+
+
+@lambdapack
+def backward_substitution(U: Input, B: Input, S: Temporary, X: Output, N: Size, M: Size) -> None:
+    """X with U X = B, where U is upper triangular: from the last block row to the first."""
+    tiles(U, N, N)
+    tiles(B, N, M)
+    tiles(X, N, M)
+    for j in range(M):
+        for t in range(N):
+            i = N - 1 - t
+            if t == 0:
+                X[i, j] = solve_upper(U[i, i], B[i, j])
+            else:
+                X[i, j] = solve_upper(U[i, i], S[t, i, j])
+            for k in range(i):
+                if t == 0:
+                    S[t + 1, k, j] = multiply_subtract(B[k, j], U[k, i], X[i, j])
+                else:
+                    S[t + 1, k, j] = multiply_subtract(S[t, k, j], U[k, i], X[i, j])
