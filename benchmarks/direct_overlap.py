@@ -29,7 +29,7 @@ from benchmarks.common import SEED, environment, write
 from benchmarks.direct_rounds import _SPAWN, CaseFailed, DirectCase, DirectMember
 from ephemeron.data import Samples
 from ephemeron.data.batch_source import ArrayBatchSource
-from ephemeron.data.sources import digits
+from ephemeron.data.sources import readers
 from ephemeron.data.spec import DataSpec
 from ephemeron.training.job import Target, TrainingOptions
 from ephemeron.training.task.job_task import JobTask
@@ -145,7 +145,7 @@ async def _measure(
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=workers)
-    whole, _ = digits.read(DataSpec(source="digits"))
+    whole, _ = readers.read_digits(DataSpec(source="digits"))
     samples = whole.take(np.arange(rank, len(whole), workers))
     trainer, peer = _trainer(samples), DdpTrainer(samples)
     case = DirectCase(workers=workers, size_mb=4 * trainer.size / 1e6, transport=transport)

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import direct_models
 from benchmarks.common import ROOT, condensed, environment, write
-from ephemeron.data.sources import digits
+from ephemeron.data.sources import readers
 from ephemeron.data.spec import DataSpec
 
 WORKERS = 4
@@ -132,7 +132,7 @@ def _command(command: Sequence[str], variables: dict[str, str]) -> str:
 
 
 def _save_digits(path: Path) -> None:
-    samples, _ = digits.read(DataSpec(source="digits"))
+    samples, _ = readers.read_digits(DataSpec(source="digits"))
     train = len(samples.inputs) * 4 // 5
     np.savez(
         path,

@@ -21,8 +21,8 @@ from pyarrow import parquet
 import ephemeron.preparation as prep
 from benchmarks.adversity_cases import case
 from ephemeron.data.catalog import DatasetStore
-from ephemeron.data.catalog.decoders import DECODERS
 from ephemeron.data.catalog.importers import import_dataset
+from ephemeron.data.catalog.unpack import DECODERS
 from ephemeron.data.flow import Flow
 from ephemeron.errors import JobError
 from ephemeron.events import StoreRequests, Traffic

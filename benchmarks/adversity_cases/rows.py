@@ -14,8 +14,8 @@ import pyarrow as pa
 from benchmarks.adversity_cases import case
 from ephemeron.data.catalog import DatasetReader, DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
-from ephemeron.data.formats.cells import header_of
 from ephemeron.data.formats.lines import text_lines
+from ephemeron.data.formats.records import header_of
 from ephemeron.data.tables import TableDataset
 from ephemeron.errors import DatasetDamaged, JobError
 from ephemeron.executor.prediction_files import read_inputs

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from ephemeron.cli.main import main
-from ephemeron.data.service.address import TOKEN_VARIABLE, Endpoint
 from ephemeron.data.service.messages import StatusReply
 from ephemeron.data.service.protocol import LIST_FLOWS, CallDispatcher
+from ephemeron.data.service.settings import TOKEN_VARIABLE, Endpoint
 
 
 def test_the_service_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.data.formats.cells import NUMBER, cells_of, header_of, is_name_of_digits, is_number, kind_of
-from ephemeron.data.formats.records import CsvRecords
+from ephemeron.data.formats.records import NUMBER, CsvRecords, cells_of, header_of, is_name_of_digits, is_number, kind_of
 from ephemeron.errors import JobError
 
 cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=6)

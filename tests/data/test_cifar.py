@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ephemeron.data import load
-from ephemeron.data.formats.unpickle import load_plain
+from ephemeron.data.formats.cifar import load_plain
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, PickleRefused
 

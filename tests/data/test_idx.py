@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ephemeron.data import load
-from ephemeron.data.sources.idx import read_idx
+from ephemeron.data.sources.readers import read_idx
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ephemeron.data
 from ephemeron.data import Samples, load
-from ephemeron.data.sources import digits
+from ephemeron.data.sources import readers
 from ephemeron.data.sources.registry import hold_out
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import JobError, MissingExtra
@@ -44,15 +44,15 @@ def test_digits_are_those_of_scikit_learn_and_do_not_import_it() -> None:
 def test_digits_of_a_scikit_learn_without_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     from_file = load(DataSpec(), seed=0)
-    monkeypatch.setattr(digits, "_FILE", "absent.csv.gz")
+    monkeypatch.setattr(readers, "_FILE", "absent.csv.gz")
     loaded = load(DataSpec(), seed=0)
     assert np.array_equal(loaded.train.inputs, from_file.train.inputs)
     assert np.array_equal(loaded.test.targets, from_file.test.targets)
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    digits._table.cache_clear()  # this process may have read them
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    readers._table.cache_clear()  # this process may have read them
+    monkeypatch.setattr(readers, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(MissingExtra, match=r"scikit-learn is not installed; run: pip install 'ephemeron\[digits\]'"):
         load(DataSpec(), seed=0)

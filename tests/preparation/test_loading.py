@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ephemeron.data.formats.cells import is_name_of_digits
+from ephemeron.data.formats.records import is_name_of_digits
 from ephemeron.data.tables import TableDataset, csr_batch
 from ephemeron.errors import DatasetDamaged, JobError
 from ephemeron.preparation import InProcess, Pipeline, StandardScaler, load_csv, load_libsvm, load_parquet, loading

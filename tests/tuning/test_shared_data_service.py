@@ -16,9 +16,9 @@ from tuning_worlds import MakeStudy
 
 from ephemeron.communication.channels import credentials
 from ephemeron.data.flow_spec import SERVICE_VARIABLE
-from ephemeron.data.service.address import ServiceAddress
 from ephemeron.data.service.client import own_token
 from ephemeron.data.service.daemon import ManagedProcess
+from ephemeron.data.service.settings import ServiceAddress
 from ephemeron.errors import JobError, ServiceUnreachable
 from ephemeron.tuning import data_service
 from ephemeron.tuning.data_service import shared_service

@@ -19,10 +19,9 @@ from ephemeron.units import human_count
 if TYPE_CHECKING:
     from ephemeron.data import Flow
     from ephemeron.data.catalog import Dataset, DatasetStore
-    from ephemeron.data.catalog.verify import VariantVerification
+    from ephemeron.data.catalog.check import VariantVerification
     from ephemeron.data.service import Service
-    from ephemeron.data.service.lifecycle import FlowEntry
-    from ephemeron.data.service.messages import RouterStatus
+    from ephemeron.data.service.messages import FlowEntry, RouterStatus
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -214,8 +213,7 @@ def verify(
     ephemeron data verify me/photos --no-digests                  structure and some samples, without reading everything
     """
     from ephemeron.data.catalog import DatasetStore
-    from ephemeron.data.catalog.check import unreferenced
-    from ephemeron.data.catalog.verify import verify_variant
+    from ephemeron.data.catalog.check import unreferenced, verify_variant
 
     place = DatasetStore.open(store)
     dataset = place.dataset(name, version)

@@ -22,8 +22,8 @@ from ephemeron.data.catalog.loop import run as loop_run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables import TableDataset, TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
+from ephemeron.data.tables.dataset import encode_table
 from ephemeron.data.tables.manifest import Partition
-from ephemeron.data.tables.writer import encode_table
 from ephemeron.errors import DatasetNotFound, JobError
 from ephemeron.preparation.columns import from_table, taken, to_table
 from ephemeron.preparation.hashing import HashSplit

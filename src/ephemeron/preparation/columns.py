@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.config.typed import near
-from ephemeron.data.tables.arrow import INDICES, VALUES, columns_of, pyarrow, schema_of
-from ephemeron.data.tables.batches import csr_batch
+from ephemeron.data.tables.arrow import INDICES, VALUES, columns_of, csr_batch, pyarrow, schema_of
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
 from ephemeron.preparation.values import InvalidValue, coded_texts, floats, has_text

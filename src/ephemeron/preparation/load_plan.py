@@ -12,12 +12,10 @@ import numpy as np
 
 from ephemeron.config.paths import AnyPath, located
 from ephemeron.config.typed import Count, Typed, near
-from ephemeron.data.catalog.files import FileRange, Files
-from ephemeron.data.catalog.listing import WILD, matching, visible
+from ephemeron.data.catalog.files import WILD, FileRange, Files, matching, visible
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
-from ephemeron.data.formats.cells import check_names
-from ephemeron.data.formats.records import CsvRecords, LineRecords, Records
+from ephemeron.data.formats.records import CsvRecords, LineRecords, Records, check_names
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import FileVersionChanged, JobError
 
@@ -25,7 +23,7 @@ LabelKind = Literal["binary", "class", "real"]
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL")
 MOSTLY = 0.9
 """A column is numeric if at least this share of the values of the sample are numbers, and none is a name of digits, such as 007 (see
-`data.formats.cells`); values that are no numbers are then invalid."""
+`data.formats.records`); values that are no numbers are then invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +275,7 @@ def identity_of(files: Files, path: str) -> str:
 
 
 def listed(place: AnyPath, *, endings: Sequence[str]) -> list[Source]:
-    """The files of a path, a pattern, a folder, or a URL of these, in the order of their names; see `data.catalog.listing`.
+    """The files of a path, a pattern, a folder, or a URL of these, in the order of their names; see `data.catalog.files`.
 
     What exists under the name is that file or folder, also where the name has a `[` or a `*` in it.
 

@@ -22,9 +22,8 @@ from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.formats.lines import mark_of
 from ephemeron.data.formats.records import resolve
 from ephemeron.data.tables import TableDataset, TableWriter
-from ephemeron.data.tables.dataset import check_stored
+from ephemeron.data.tables.dataset import check_stored, encode_table
 from ephemeron.data.tables.manifest import Column, SourceFile
-from ephemeron.data.tables.writer import encode_table
 from ephemeron.errors import DatasetNotFound, JobError
 from ephemeron.preparation import text_rows
 from ephemeron.preparation.applying import PARTITION_MB

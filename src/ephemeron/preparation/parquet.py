@@ -15,8 +15,8 @@ from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables import TableWriter
 from ephemeron.data.tables.arrow import pyarrow, schema_of
+from ephemeron.data.tables.dataset import encode_table
 from ephemeron.data.tables.manifest import Column
-from ephemeron.data.tables.writer import encode_table
 from ephemeron.errors import JobError
 from ephemeron.preparation.load_part import SHOWN, Receipt, reject_lines
 from ephemeron.preparation.load_plan import Layout, LoadPlan, OnError, Piece, Reject, Source, invalid_rows, prefix_of, variant_of

@@ -18,7 +18,7 @@ from ephemeron.config.typed import plain
 from ephemeron.data.formats.lines import mark_of
 from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.arrow import schema_of
-from ephemeron.data.tables.writer import encode_table
+from ephemeron.data.tables.dataset import encode_table
 from ephemeron.errors import BudgetReached, DatasetNotFound, JobError
 from ephemeron.events import Traffic
 from ephemeron.executor import FunctionExecutor

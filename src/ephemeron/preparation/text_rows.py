@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ephemeron.data.formats.cells import LARGEST, NUMBER, ZERO, cells_of, has_lone_return, header_of, is_name_of_digits, is_number
 from ephemeron.data.formats.lines import mark_of
-from ephemeron.data.formats.records import CsvRecords
-from ephemeron.data.tables.arrow import INDICES, VALUES, pyarrow
-from ephemeron.data.tables.batches import beyond_float32
+from ephemeron.data.formats.records import (
+    LARGEST,
+    NUMBER,
+    ZERO,
+    CsvRecords,
+    cells_of,
+    has_lone_return,
+    header_of,
+    is_name_of_digits,
+    is_number,
+)
+from ephemeron.data.tables.arrow import INDICES, VALUES, beyond_float32, pyarrow
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
 from ephemeron.preparation.load_plan import MOSTLY, LabelKind, Layout, Parsed, Reject, invalid_rows

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.config.typed import plain
-from ephemeron.data.tables.batches import beyond_float32
+from ephemeron.data.tables.arrow import beyond_float32
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError, NotRepresentable
 from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, chosen, length_of, names_of, whole

@@ -17,9 +17,9 @@ from ephemeron.communication.channels import credentials
 from ephemeron.config.paths import replace_file
 from ephemeron.data.flow_spec import SERVICE_VARIABLE
 from ephemeron.data.service import ServiceSettings
-from ephemeron.data.service.address import TOKEN_VARIABLE
 from ephemeron.data.service.client import own_token
 from ephemeron.data.service.daemon import ManagedProcess
+from ephemeron.data.service.settings import TOKEN_VARIABLE
 from ephemeron.errors import JobError, ServiceUnreachable
 from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning.study_file import StudySpec

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.data.cache.heap import LazyHeap
+from ephemeron.data.cache.policy import LazyHeap
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.one_of(st.none(), st.integers(-5, 5))), max_size=200))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ephemeron.data.cache import RateEstimator
-from ephemeron.data.cache.rate_estimator import RateState, assumed_rate
+from ephemeron.data.cache.access_forecast import RateState, assumed_rate
 
 
 @given(st.floats(0.01, 1000), st.integers(1, 64), st.integers(2, 40))

@@ -84,8 +84,7 @@ def test_a_line_that_is_no_sample(store: DatasetStore) -> None:
     """Its digest is right: whoever wrote it meant it."""
     import json
 
-    from ephemeron.data.catalog.dataset import shard_file
-    from ephemeron.data.catalog.shards import digest, encode_shard
+    from ephemeron.data.catalog.dataset import digest, encode_shard, shard_file
 
     put(store.files, "datasets/me/x/data/records.bin", records(3))
     dataset = publish(store, record_metas("records.bin", 3))

@@ -14,10 +14,9 @@ from obstore.store import MemoryStore
 
 from ephemeron.data.catalog import objects
 from ephemeron.data.catalog.files import FileRange, FileReader, Files
-from ephemeron.data.catalog.folder import FolderFiles
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.objects import ObjectFiles
-from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.catalog.open_files import FolderFiles, open_files
 from ephemeron.errors import DatasetError, DatasetUnreachable, JobError
 
 ODD = ["a b.jpg", "ä.jpg", "50%.jpg", "%41.jpg", "x#1.jpg", "a+b.jpg", "q?.jpg", "[x].jpg", "a&b.jpg", "d/e/日本.txt"]

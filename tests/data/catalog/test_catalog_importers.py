@@ -27,12 +27,12 @@ from ephemeron.cli import data as cli
 from ephemeron.data import load
 from ephemeron.data.catalog import Audio, Dataset, DatasetReader, DatasetStore
 from ephemeron.data.catalog.check import check_variant
-from ephemeron.data.catalog.decoders import DECODERS
 from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.importers import KINDS, import_dataset
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.objects import ObjectFiles
 from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.catalog.unpack import DECODERS
 from ephemeron.data.spec import DataSpec
 from ephemeron.errors import DatasetDamaged, JobError
 

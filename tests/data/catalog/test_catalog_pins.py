@@ -19,11 +19,11 @@ from click.testing import CliRunner
 
 from ephemeron.cli.data import data as data_commands
 from ephemeron.data.catalog import DatasetReader, DatasetStore
+from ephemeron.data.catalog.check import verify_variant
 from ephemeron.data.catalog.files import FileRange
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
-from ephemeron.data.catalog.verify import verify_variant
 from ephemeron.data.flow import Flow, LocalReader
 from ephemeron.errors import DatasetDamaged, FileVersionChanged, SampleFailed
 

@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 
 from ephemeron.data import catalog
 from ephemeron.data.catalog import DataRef, Dataset, DatasetShardMeta, SampleMeta, Variant
-from ephemeron.data.catalog.cache import BoundedCache
-from ephemeron.data.catalog.dataset import check_id, check_name
-from ephemeron.data.catalog.fetcher import calc_index
-from ephemeron.data.catalog.ranges import coalesce
-from ephemeron.data.catalog.shards import cut, digest, encode_shard
+from ephemeron.data.catalog.dataset import check_id, check_name, cut, digest, encode_shard
+from ephemeron.data.catalog.fetcher import BoundedCache, calc_index, coalesce
 from ephemeron.errors import DatasetNotFound, JobError
 
 bounds = st.tuples(st.integers(0, 500), st.integers(0, 60)).map(lambda p: (p[0], p[0] + p[1]))

@@ -23,9 +23,9 @@ from obstore.store import MemoryStore
 
 from ephemeron.data.catalog import DataRef, DatasetReader, DatasetStore, NewVariant, ReadLimits, SampleMeta
 from ephemeron.data.catalog.files import FileRange
-from ephemeron.data.catalog.folder import FolderFiles
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.objects import ObjectFiles
+from ephemeron.data.catalog.open_files import FolderFiles
 from ephemeron.errors import DatasetDamaged, DatasetUnreachable, JobError, MissingExtra
 
 

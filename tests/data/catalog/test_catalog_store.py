@@ -14,8 +14,8 @@ from ephemeron.data.catalog import DataRef, DatasetReader, DatasetStore, NewVari
 from ephemeron.data.catalog.check import unreferenced
 from ephemeron.data.catalog.dataset import version_path
 from ephemeron.data.catalog.files import FileRange
-from ephemeron.data.catalog.folder import FolderFiles
 from ephemeron.data.catalog.loop import run
+from ephemeron.data.catalog.open_files import FolderFiles
 from ephemeron.errors import DatasetDamaged, DatasetNotFound, DatasetUnreachable, JobError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ephemeron.data.catalog.listing import matching, visible
+from ephemeron.data.catalog.files import matching, visible
 
 FILES = [
     "a.csv",

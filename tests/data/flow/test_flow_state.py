@@ -14,7 +14,7 @@ from flows import Numbers, noisy, pairs
 from ephemeron.data.catalog import DatasetStore
 from ephemeron.data.catalog.importers import import_dataset
 from ephemeron.data.flow import Flow, FlowView, random_split
-from ephemeron.data.flow.code_content import attributes_of, configured
+from ephemeron.data.flow.fingerprint import attributes_of, configured
 from ephemeron.errors import JobError
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jobs import chi_square_z
 
-from ephemeron.data.sampling.stream import CountedRandom, epoch_words
+from ephemeron.data.sampling.sampler import CountedRandom, epoch_words
 
 
 @given(st.integers(1, 3000), st.integers(0, 100), st.integers(0, 2**64))

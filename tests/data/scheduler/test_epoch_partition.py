@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ephemeron.data.scheduler import EpochPartition
-from ephemeron.data.scheduler.epoch_partition import merge, pick
+from ephemeron.data.scheduler.delivery import merge, pick
 from ephemeron.errors import JobError
 
 counts = st.integers(0, 300)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ephemeron.data.scheduler import RemoteBuffer
-from ephemeron.data.scheduler.sizes import SizeEstimate
+from ephemeron.data.scheduler.local_buffer import SizeEstimate
 from ephemeron.errors import JobError
 
 

@@ -21,7 +21,7 @@ from ephemeron.data.service import RemoteReader, Service, ServiceSettings
 from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.data.service.messages import Nothing, RouterStatus, ShardStatus
 from ephemeron.data.service.protocol import LIST_FLOWS
-from ephemeron.data.service.timeouts import ServiceTimeouts
+from ephemeron.data.service.settings import ServiceTimeouts
 from running import command_of
 
 LIMIT_S = 180.0

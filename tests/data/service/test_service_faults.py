@@ -16,9 +16,9 @@ from service_worlds import HASTY, World, epochs_of, local, mixed, plain, setting
 
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.data.service import client as client_module
-from ephemeron.data.service.address import ServiceAddress
 from ephemeron.data.service.messages import Nothing
 from ephemeron.data.service.protocol import PING
+from ephemeron.data.service.settings import ServiceAddress
 from ephemeron.errors import ConnectionLost
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ephemeron.config.typed import build, plain
-from ephemeron.data.service.lifecycle import FlowEntry, Registry
+from ephemeron.data.service.messages import FlowEntry, Registry
 from ephemeron.errors import JobError
 
 IDLE_S = 10.0

@@ -11,7 +11,7 @@ import pytest
 from service_worlds import Numbered, World, drawn, epochs_of, local, mixed, plain
 
 from ephemeron.data.flow import Flow, FlowView
-from ephemeron.data.service.shared import AHEAD
+from ephemeron.data.service.remote_pool import AHEAD
 from ephemeron.errors import JobError
 
 SAMPLES = 31

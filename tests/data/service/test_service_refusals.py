@@ -15,10 +15,9 @@ from service_worlds import Numbered, World, drawn, epochs_of, local, mixed, plai
 
 from ephemeron.data.flow import Flow
 from ephemeron.data.service import RemoteReader, ServiceSettings
-from ephemeron.data.service.address import TOKEN_VARIABLE
 from ephemeron.data.service.messages import FlowRequest
 from ephemeron.data.service.protocol import DELETE_FLOW
-from ephemeron.data.service.timeouts import ServiceTimeouts
+from ephemeron.data.service.settings import TOKEN_VARIABLE, ServiceTimeouts
 from ephemeron.errors import JobError, LoadersLost, SampleFailed, ServiceRefused, ServiceUnreachable
 from ephemeron.testing._emulation.ports import free_port
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ephemeron.data.service.daemon import ManagedProcess, ProcessLock
-from ephemeron.data.service.shutdown import ShutdownSignal
+from ephemeron.data.service.process import ShutdownSignal
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import build, plain
-from ephemeron.data.catalog.folder import FolderFiles
+from ephemeron.data.catalog.open_files import FolderFiles
 from ephemeron.data.tables import TableDataset
 from ephemeron.events import Loaded, Progress
 from ephemeron.functions.base import Call

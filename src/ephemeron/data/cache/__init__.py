@@ -3,9 +3,7 @@
     events           messages from jobs to a cache: joined, announced, likely, accessed, left
     policy           the port: rank objects, name a victim; and the ranking by groups of heaps
     cache            capacity in bytes, reference counts, evictions
-    access_forecast  what is known of one job's accesses
-    rate_estimator   how fast a job is
-    lookahead        base of policies that use the announced order
+    access_forecast  what is known of one job's accesses, and how fast it is
     nextuse          NextUse: the policy of the data service
     baselines        policies to compare with: LRU, LFU, MinIO, RefCnt, ALSD, Belady
 
@@ -14,12 +12,11 @@ speeds `NextUse` hits 64.8 % of first epochs and 76.5 % of later ones, which is 
 and 41.7 % (`benchmarks/caching.py`).
 """
 
-from ephemeron.data.cache.access_forecast import JobFuture, Knowledge
+from ephemeron.data.cache.access_forecast import JobFuture, Knowledge, RateEstimator
 from ephemeron.data.cache.cache import Admission, Cache
 from ephemeron.data.cache.events import Accessed, Announced, Event, JobId, Joined, Key, Left, Likely
 from ephemeron.data.cache.nextuse import NextUse
 from ephemeron.data.cache.policy import CachedItem, CachePolicy
-from ephemeron.data.cache.rate_estimator import RateEstimator
 
 __all__ = [
     "Accessed",

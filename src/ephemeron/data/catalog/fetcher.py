@@ -7,25 +7,33 @@
 The algorithm as printed starts with an empty cache on every call and so never hits; its cache has no bound. Here the cache
 lives as long as the reader and is bounded by bytes, a shard that several calls need is read once, and adjacent ranges are read
 together. A fetcher is confined to the event loop of its process.
+
+Least-recently-used cache bounded by bytes. Not thread-safe: used on one event loop.
+
+Least recently used is the wrong policy for the samples of an epoch, each of which is used once; it serves metadata
+shards, whose samples are read by the hundred when reading is sequential, and unpacked files.
+
+Requests for a set of byte ranges: ranges that are close together become one.
+
+A request costs a round trip (about 20 ms in a cloud, almost none in a folder), a gap costs its bytes. Reading through a
+gap pays while `gap / bandwidth < latency`, if the requests would run one after another. Here they run concurrently,
+so the gap is far below the 1.4 MB that follow from 20 ms at 70 MB/s.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from ephemeron.data.catalog.cache import BoundedCache
-from ephemeron.data.catalog.dataset import Dataset, data_folder
+from ephemeron.data.catalog.dataset import Dataset, DatasetShardMeta, data_folder, digest
 from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.loop import unpackers
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.catalog.pins import changed, etag_of, file_pin, not_imported
-from ephemeron.data.catalog.ranges import coalesce
-from ephemeron.data.catalog.shards import DatasetShardMeta, digest
 from ephemeron.data.catalog.unpack import Table, row_group, unpack_bytes
 from ephemeron.errors import DatasetDamaged, DatasetUnreachable, FileVersionChanged
 
@@ -309,3 +317,87 @@ def _cut_short(ref: DataRef, nbytes: int) -> str:
     if ref.offset is None:
         return f"it has {nbytes} bytes, but had {ref.length} when it was imported"
     return f"it ends before byte {ref.offset + (ref.length or 0)}, which the sample needs"
+
+
+# -- least-recently-used cache bounded by bytes -------------------------------------------------------------------
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class BoundedCache(Generic[K, V]):
+    """A cache of at most `limit` bytes.
+
+    Args:
+        limit: bytes; a single larger value is not kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.nbytes = 0
+        """Bytes held now."""
+        self.hits = 0
+        self.misses = 0
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """The value of a key, or None; counts as use."""
+        found = self._entries.get(key)
+        if found is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._entries.move_to_end(key)
+        return found[0]
+
+    def put(self, key: K, value: V, nbytes: int) -> None:
+        """Keeps a value and evicts the least recently used ones beyond the limit."""
+        if key in self._entries:
+            self.nbytes -= self._entries.pop(key)[1]
+        if nbytes > self.limit:
+            return
+        self._entries[key] = (value, nbytes)
+        self.nbytes += nbytes
+        while self.nbytes > self.limit:
+            self.nbytes -= self._entries.popitem(last=False)[1][1]
+
+
+# -- requests for a set of byte ranges ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """A request, and the ranges that it serves."""
+
+    start: int
+    stop: int
+    members: tuple[int, ...]
+
+
+def coalesce(ranges: Sequence[tuple[int, int]], *, gap: int, largest: int) -> list[ByteRange]:
+    """Spans that together contain every range whole, each range in exactly one span.
+
+    Args:
+        ranges: (start, stop) in bytes, in any order; they may overlap.
+        gap: most unused bytes read between two ranges.
+        largest: longest span made by joining; a single longer range stays whole.
+    """
+    spans: list[ByteRange] = []
+    start = stop = 0
+    members: list[int] = []
+    for i in sorted(range(len(ranges)), key=lambda i: ranges[i]):
+        a, b = ranges[i]
+        if members and a - stop <= gap and max(stop, b) - start <= largest:
+            stop = max(stop, b)
+            members.append(i)
+            continue
+        if members:
+            spans.append(ByteRange(start, stop, tuple(members)))
+        start, stop, members = a, b, [i]
+    if members:
+        spans.append(ByteRange(start, stop, tuple(members)))
+    return spans

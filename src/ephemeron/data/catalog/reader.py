@@ -20,13 +20,13 @@ from typing import Any, SupportsIndex
 from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import near
 from ephemeron.data.catalog.dataset import LATEST, Dataset
-from ephemeron.data.catalog.decoders import DECODERS, Decoder
 from ephemeron.data.catalog.fetcher import Fetcher, RawSample, ReadLimits, data_place
 from ephemeron.data.catalog.files import Files
 from ephemeron.data.catalog.loop import run, submit
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.data.catalog.store import DatasetStore
-from ephemeron.data.formats.one_line import one_line
+from ephemeron.data.catalog.unpack import DECODERS, Decoder
+from ephemeron.data.formats.lines import one_line
 from ephemeron.errors import DatasetDamaged, JobError, MissingExtra
 
 _BATCH = 64

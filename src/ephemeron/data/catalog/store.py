@@ -32,6 +32,9 @@ from ephemeron.data.catalog.dataset import (
     Variant,
     check_id,
     check_name,
+    cut,
+    digest,
+    encode_shard,
     meta_folder,
     shard_file,
     version_path,
@@ -40,7 +43,6 @@ from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.data.catalog.open_files import open_files
-from ephemeron.data.catalog.shards import cut, digest, encode_shard
 from ephemeron.errors import DatasetDamaged, DatasetNotFound, DatasetUnreachable, JobError
 
 SHARD_SIZE = 1000

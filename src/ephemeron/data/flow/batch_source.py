@@ -16,9 +16,9 @@ from ephemeron.data.flow.from_job import collate_of, open_part
 from ephemeron.data.flow.prefetch import Inline, LoadStrategy, Prefetcher, load_strategy
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest
 from ephemeron.data.flow_spec import SERVICE_VARIABLE, FlowSpec
+from ephemeron.data.iteration_samples import Timeline
 from ephemeron.data.samples import Buffer
 from ephemeron.data.shuffle import Indices
-from ephemeron.data.timeline import Timeline
 from ephemeron.errors import CorruptMessage
 from ephemeron.units import MB
 
@@ -138,7 +138,7 @@ def _strategy(loading: SampleLoader, spec: FlowSpec, collate: Collate, *, own_pr
     """Through the data service of this function's environment, or in this process and its children."""
     address = os.environ.get(SERVICE_VARIABLE)
     if address and own_process:
-        from ephemeron.data.service.load_strategy import Served
+        from ephemeron.data.service.reader import Served
 
         return Served(loading, collate, address=address)
     return load_strategy(loading, loaders=spec.loaders, own_process=own_process, collate=collate)

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ephemeron.data.flow.counters import FlowCounters
-from ephemeron.data.flow.flow import Flow
-from ephemeron.data.flow.view import LocalReader
+from ephemeron.data.flow.epoch import FlowCounters
+from ephemeron.data.flow.view import Flow, LocalReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

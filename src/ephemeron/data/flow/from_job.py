@@ -19,8 +19,8 @@ from ephemeron.config.user_code import resolve
 from ephemeron.data.flow.collate import Collate, Collator, Stacking, collated
 from ephemeron.data.flow.description import FlowSource
 from ephemeron.data.flow.determinism import warn_if_unrepeatable
-from ephemeron.data.flow.flow import Flow
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_source, pinned
+from ephemeron.data.flow.view import Flow
 from ephemeron.data.flow_spec import DataProvider, FlowPart, FlowSpec
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.spec import DataSpec, check_data

@@ -6,6 +6,19 @@ its samples to ranks a second time. State and resumption are those of torchdata'
 
 Loaded and delivered batches are two positions in the same stream. Only the second one is state: a checkpoint taken after any batch
 resumes with the next one, and batches that had been loaded ahead are loaded again.
+
+Position at which an iteration of a loader begins, or continues after a resume. Pure; exactly as torchdata's `StatefulDataLoader`.
+
+- Every iteration is an epoch: the one after the epoch before, even if that was left early, unless a state was loaded or an
+  epoch was set.
+- An epoch begins with its first batch, not with `iter`, so that an unused iterator takes no epoch away.
+- The state is that of the latest iteration, also after it was left, so that another process can continue there. After the last
+  batch, but before the loop has noticed the end, no batch of that epoch is left in the state.
+- Setting the epoch that comes next anyway changes nothing: the position of a loaded state is kept.
+
+The order of a loader's samples for training frameworks: `loader.sampler` and `loader.batch_sampler`.
+
+Lightning and Hugging Face's `Trainer` set the epoch through them.
 """
 
 from __future__ import annotations
@@ -16,19 +29,15 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from ephemeron.data.flow.backend import LoaderBackend
 from ephemeron.data.flow.collate import Collator, Stacking
-from ephemeron.data.flow.counters import FlowCounters
-from ephemeron.data.flow.cursor import Cursor
-from ephemeron.data.flow.epoch import Epoch, LoaderOptions
-from ephemeron.data.flow.epoch_index import EpochIndex, SeededCollate
-from ephemeron.data.flow.local import process_group
-from ephemeron.data.flow.sample_view import FlowDataset, SampleView
-from ephemeron.data.flow.samplers import FlowBatchSampler, FlowSampler
-from ephemeron.data.flow.stream import BatchStream
+from ephemeron.data.flow.epoch import Epoch, FlowCounters, LoaderOptions
+from ephemeron.data.flow.sample_view import FlowDataset, SampleView, process_group
+from ephemeron.data.flow.stream import BatchStream, EpochIndex, SeededCollate
 from ephemeron.data.scheduler import PrefetchWindow
 from ephemeron.errors import JobError, LoadersLost
 from ephemeron.units import MB
@@ -334,3 +343,141 @@ class _bar:
 
     def stop(self) -> None:
         self._progress.stop()
+
+
+# -- position at which an iteration of a loader begins ------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Cursor:
+    """The epochs of one loader.
+
+    Args:
+        stream: start of the first iteration.
+    """
+
+    stream: BatchStream
+    """Position of the latest iteration, or the beginning of the first one."""
+    _pending: BatchStream | None = field(init=False)
+    """Beginning of the next iteration; None: that of epoch number `_following`."""
+    _following: int = field(init=False)
+    _latest: int = 0
+    """Number of the iteration to which `stream` belongs."""
+    _under_way: bool = False
+
+    def __post_init__(self) -> None:
+        self._pending, self._following = self.stream, self.stream.epoch + 1
+
+    def begin(self) -> tuple[int, BatchStream]:
+        """The next iteration: its number, and a stream of its own."""
+        self.stream = self._next()
+        self._pending, self._following = None, self.stream.epoch + 1
+        self._latest, self._under_way = self._latest + 1, True
+        return self._latest, self.stream.copy()
+
+    def delivered(self, iteration: int, stream: BatchStream) -> None:
+        """Records the position of an iteration after a batch."""
+        if iteration == self._latest:
+            self.stream = stream
+
+    def ended(self, iteration: int, *, whole: bool) -> None:
+        """Records the end of an iteration: the loop has noticed its end (`whole`), or has left it."""
+        if iteration != self._latest:
+            return
+        self._under_way = False
+        if whole:
+            self._pending = self._next()
+
+    def saved(self) -> BatchStream:
+        """Position at which a loader of the state continues."""
+        if self._pending is None or (self._under_way and self.stream.steps_left() > 0):
+            return self.stream
+        return self._pending
+
+    def load(self, stream: BatchStream) -> None:
+        """Sets the beginning of the next iteration; those under way do not count any more."""
+        self.stream = self._pending = stream
+        self._latest, self._under_way = self._latest + 1, False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration begin with this epoch."""
+        if self._pending is None or self._pending.epoch != epoch:
+            self._pending = self.stream.begin(epoch)
+
+    def _next(self) -> BatchStream:
+        return self.stream.begin(self._following) if self._pending is None else self._pending
+
+
+# -- the order of a loader's samples for training frameworks ------------------------------------------------------
+
+
+class EpochSource(Protocol):
+    """The subset of a `FlowLoader` that its samplers use."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and rank."""
+
+    @property
+    def drop_last(self) -> bool:
+        """True if an incomplete last step is left out."""
+
+    @property
+    def share(self) -> int:
+        """Samples of an epoch for this rank."""
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+
+    def begin_epoch(self) -> Iterator[list[EpochIndex]]:
+        """The next epoch as lists of samples."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next iteration."""
+
+
+class FlowSampler:
+    """This rank's samples of an epoch. Each iteration begins the loader's next epoch, from its first sample."""
+
+    def __init__(self, loader: EpochSource) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return self._loader.share
+
+    def __iter__(self) -> Iterator[EpochIndex]:
+        for batch in self._loader.begin_epoch():
+            yield from batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `FlowLoader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+
+
+class FlowBatchSampler:
+    """This rank's batches of an epoch, as lists of samples. Each iteration begins the loader's next epoch, from its first batch."""
+
+    def __init__(self, loader: EpochSource, sampler: FlowSampler) -> None:
+        self._loader = loader
+        self.sampler = sampler
+        """The same samples, one by one."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per batch and rank."""
+        return self._loader.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """True if an incomplete last step is left out."""
+        return self._loader.drop_last
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[list[EpochIndex]]:
+        return (batch for batch in self._loader.begin_epoch() if batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `FlowLoader.set_epoch`."""
+        self._loader.set_epoch(epoch)

@@ -3,15 +3,24 @@
 An epoch is an order of all samples, drawn from seed and epoch alone. Its positions are consumed from the front, as
 `ephemeron.data.scheduler.EpochPartition` assigns them: step by step, a batch for every rank. The consumed positions are therefore
 one number, for any number of ranks and loaders, and a resumed stream divides the rest among the ranks that there are then.
+
+Indices that contain their epoch, and samples that contain their request, for frameworks that load batches.
+
+Accelerate's `skip_first_batches`, with which Hugging Face's `Trainer` resumes, builds a `torch.utils.data.DataLoader`
+from `loader.dataset` and `loader.batch_sampler`. Each index contains the epoch, so that its sample has the random
+numbers of that epoch in any process that loads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from ephemeron.data.flow.collate import Collator
+from ephemeron.data.flow.sample_loader import SampleRequest
 from ephemeron.data.scheduler import EpochPartition, Remainder
 from ephemeron.data.shuffle import Indices, Purpose, permutation
 from ephemeron.errors import JobError
@@ -148,3 +157,38 @@ class BatchStream:
                 remedy="load a result of state_dict(), unchanged",
             )
         self.epoch, self.begun_at, self.steps = epoch, consumed, 0
+
+
+# -- indices that contain their epoch -----------------------------------------------------------------------------
+
+
+class EpochIndex(int):
+    """A sample's place in a view, and the epoch in which it is requested."""
+
+    epoch: int
+
+    def __new__(cls, index: int, epoch: int) -> EpochIndex:
+        made = super().__new__(cls, index)
+        made.epoch = epoch
+        return made
+
+    def __reduce__(self) -> tuple[type[EpochIndex], tuple[int, int]]:
+        return EpochIndex, (int(self), self.epoch)
+
+
+class LoadedSamples(list[Any]):
+    """Samples of a view with their requests."""
+
+    def __init__(self, samples: Iterable[Any], items: Sequence[SampleRequest]) -> None:
+        super().__init__(samples)
+        self.items = items
+
+
+class SeededCollate:
+    """A loader's collate function for other loaders of its batches: equal samples give equal batches."""
+
+    def __init__(self, collator: Collator) -> None:
+        self._collator = collator
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._collator(samples, samples.items if isinstance(samples, LoadedSamples) else ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -12,9 +12,8 @@ import numpy as np
 from ephemeron.data.flow.backend import LocalLoaders, Sampling
 from ephemeron.data.flow.description import FlowDescription
 from ephemeron.data.flow.loader import FlowLoader
-from ephemeron.data.flow.local import LocalMap, process_group
 from ephemeron.data.flow.sample_loader import SampleLoader, open_source, pinned
-from ephemeron.data.flow.sample_view import SampleView
+from ephemeron.data.flow.sample_view import LocalMap, SampleView, process_group
 from ephemeron.data.flow.stream import BatchStream
 from ephemeron.data.scheduler import Remainder
 from ephemeron.data.shuffle import Purpose, permutation
@@ -205,3 +204,26 @@ def _counts(lengths: Sequence[float], total: int) -> list[int]:
         raise JobError(f"lengths = {list(lengths)} add up to {sum(lengths):g}", remedy=f"make it 1, or {total} samples")
     edges = np.floor(np.cumsum([0.0, *lengths]) * total + 0.5).astype(int)
     return [int(n) for n in np.diff(edges)]
+
+
+# -- flows as users declare them ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Flow(FlowDescription):
+    """A data flow. It is immutable: `dataset`, `map` and the other methods return another flow, so calls can be chained.
+
+    `prepare_read` passes it to a reader: in this process, in loader processes, or in a service shared by many jobs.
+    """
+
+    def prepare_read(self, reader: FlowReader | None = None) -> FlowView:
+        """A view of the flow that can be iterated.
+
+        Args:
+            reader: decides where samples are loaded; None: in this process.
+
+        Raises:
+            JobError: the flow has no dataset.
+            DatasetNotFound, DatasetError: the dataset does not exist, or cannot be read.
+        """
+        return (reader or LocalReader()).read(self)

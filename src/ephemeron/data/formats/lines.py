@@ -7,6 +7,7 @@ returns alone are text, unlike for `str.splitlines`. A byte-order mark is taken 
 from __future__ import annotations
 
 from ephemeron.errors import JobError
+from ephemeron.user_code import line_of, raised_by
 
 _UTF8 = b"\xef\xbb\xbf"
 _OTHERS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -46,3 +47,15 @@ def text_lines(data: bytes, where: str) -> list[tuple[int, str]]:
         if text.strip():
             lines.append((number, text))
     return lines
+
+
+# -- errors of libraries as one line of text ----------------------------------------------------------------------
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type where it has none. Never raises."""
+    try:
+        lines = str(raised_by(error)).strip().splitlines()
+    except Exception:  # noqa: BLE001 - the error's own code
+        return line_of(error)
+    return lines[0].rstrip(":") if lines else line_of(error)

@@ -1,8 +1,7 @@
 """Drawing samples for several jobs, so that one loads what the others use too (DPFlow section 3.4.4).
 
-sampler    the interface and its promises: each sample once per epoch, no job waits, deterministic, resumable
+sampler    the interface and its promises: each sample once per epoch, no job waits, deterministic, resumable; counted random numbers
 job_state  jobs and the samples that they have left
-stream     counted random numbers
 coupled    Coupled: exactly uniform orders, with as much in common as that permits; the sampler of the data service
 baselines  samplers to compare with: Independent, CoorDL, Joader, DynaGCS
 """

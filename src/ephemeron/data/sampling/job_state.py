@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ephemeron.data.cache.rate_estimator import RateEstimator, RateState, assumed_rate
+from ephemeron.data.cache.access_forecast import RateEstimator, RateState, assumed_rate
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.stored import restore
 from ephemeron.errors import JobError

@@ -1,11 +1,10 @@
 """Scheduling of loads and deliveries: decisions only, no I/O, no thread, no clock.
 
-    qmows           the scheduler of loaders: over-allocation, work stealing, leases, retries (with tasks, loader_state)
-    loader          the loader's side: its queue and its reports
-    remote_buffer   the service's samples: reference counts, and a limit in bytes (with sizes)
-    local_buffer    the trainer's batches: in order, once, and a limit in bytes
-    prefetch_window the bound on batches loaded ahead
-    delivery        a job's positions: each exactly once, also after losses, repetitions and resumption (with epoch_partition)
+    qmows           the scheduler of loaders: over-allocation, work stealing, leases, retries
+    tasks           tasks and queues; the loader's side: its queue and its reports
+    remote_buffer   the service's samples: reference counts, and a limit in bytes
+    local_buffer    the trainer's batches: in order, once, and a limit in bytes; the bound on batches loaded ahead
+    delivery        a job's positions: each exactly once, also after losses, repetitions and resumption
     autoscaler      the number of loaders
 
 A service uses them together: `Delivery` determines the contents of future batches, `RemoteBuffer` which samples may be loaded,
@@ -13,15 +12,20 @@ A service uses them together: `Delivery` determines the contents of future batch
 """
 
 from ephemeron.data.scheduler.autoscaler import Elastic, ElasticLimits, LoadCounters, decide
-from ephemeron.data.scheduler.delivery import Answer, DeliveredBatch, Delivery, DeliveryRefused, EpochEnd
-from ephemeron.data.scheduler.epoch_partition import EpochPartition, Remainder
-from ephemeron.data.scheduler.loader import LoaderQueue, LoaderReport
-from ephemeron.data.scheduler.loader_state import LoaderReply, Losses, QueueOptions
-from ephemeron.data.scheduler.local_buffer import LocalBuffer
-from ephemeron.data.scheduler.prefetch_window import PrefetchWindow
+from ephemeron.data.scheduler.delivery import Answer, DeliveredBatch, Delivery, DeliveryRefused, EpochEnd, EpochPartition, Remainder
+from ephemeron.data.scheduler.local_buffer import LocalBuffer, PrefetchWindow
 from ephemeron.data.scheduler.qmows import Scheduler
 from ephemeron.data.scheduler.remote_buffer import RemoteBuffer
-from ephemeron.data.scheduler.tasks import TaskFailure, TaskRetryPolicy, TaskStatus
+from ephemeron.data.scheduler.tasks import (
+    LoaderQueue,
+    LoaderReply,
+    LoaderReport,
+    Losses,
+    QueueOptions,
+    TaskFailure,
+    TaskRetryPolicy,
+    TaskStatus,
+)
 
 __all__ = [
     "Answer",

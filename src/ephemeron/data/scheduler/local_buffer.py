@@ -2,14 +2,20 @@
 
 As printed, the prefetching loop is left when the buffer is full, and not entered again. `LocalBuffer.request` can be called at any
 time.
+
+Bound on batches loaded ahead, in number and in bytes at the usual size of a batch. Pure.
+
+Sizes are unknown until a batch is complete, so a load reserves the usual size. The bytes held are at most the limit
+plus the excess of the batches under way over the usual size; the next batch is always loaded.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ephemeron.data.scheduler.prefetch_window import PrefetchWindow
-from ephemeron.data.scheduler.sizes import SizeEstimate
 from ephemeron.errors import JobError
 
 T = TypeVar("T")
@@ -82,3 +88,68 @@ class LocalBuffer(Generic[T]):
         self.held_nbytes -= nbytes
         self.taken += 1
         return batch
+
+
+# -- estimate of the size of the next object from the last ones ---------------------------------------------------
+
+
+SEEN = 32
+"""Number of sizes remembered, hence of objects after which the estimate has followed a real change."""
+CLIP = 4
+"""A size counts at most this many times the median."""
+
+
+class SizeEstimate:
+    """Mean of the last 32 sizes, each clipped to four times their median.
+
+    One sample 1,000 times as large as the rest thus raises the estimate by a tenth; an unclipped mean would go up
+    thirtyfold and stop all prefetching meanwhile.
+
+    Args:
+        guess_nbytes: estimate before any size was seen.
+    """
+
+    def __init__(self, guess_nbytes: int) -> None:
+        self.nbytes = guess_nbytes
+        """Bytes to reserve."""
+        self._seen: deque[int] = deque(maxlen=SEEN)
+
+    def saw(self, nbytes: int) -> None:
+        """Records the size of an object."""
+        self._seen.append(nbytes)
+        ordered = sorted(self._seen)
+        highest = CLIP * ordered[(len(ordered) - 1) // 2]
+        self.nbytes = math.ceil(sum(min(size, highest) for size in ordered) / len(ordered))
+
+
+# -- bound on batches loaded ahead --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class PrefetchWindow:
+    """Limits of the batches that are loaded ahead."""
+
+    batches: int
+    """Batches held or under way, at most."""
+    limit_bytes: float
+    """Bytes held, and expected of batches under way, at most."""
+    unmeasured: int = 2
+    """Batches under way, at most, while no size is known."""
+    usual_bytes: int | None = None
+    """Size of a batch; None: no batch has been complete yet."""
+
+    def has_room(self, *, held: int, under_way: int, held_bytes: int) -> bool:
+        """True if another batch may be requested.
+
+        Args:
+            held: complete batches.
+            under_way: requested batches that are not complete.
+            held_bytes: bytes that have arrived.
+        """
+        if held + under_way == 0:
+            return True
+        if held + under_way >= self.batches:
+            return False
+        if self.usual_bytes is None:
+            return held + under_way < self.unmeasured
+        return held_bytes + self.usual_bytes * (under_way + 1) <= self.limit_bytes

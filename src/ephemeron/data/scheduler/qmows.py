@@ -37,9 +37,20 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import Generic
 
-from ephemeron.data.scheduler.loader import LoaderReport
-from ephemeron.data.scheduler.loader_state import LoaderReply, LoaderState, Losses, QueueOptions
-from ephemeron.data.scheduler.tasks import K, LoadTask, ReadyQueue, TaskFailure, TaskRetryPolicy, TaskStatus, rank
+from ephemeron.data.scheduler.tasks import (
+    K,
+    LoaderReply,
+    LoaderReport,
+    LoaderState,
+    LoadTask,
+    Losses,
+    QueueOptions,
+    ReadyQueue,
+    TaskFailure,
+    TaskRetryPolicy,
+    TaskStatus,
+    rank,
+)
 
 
 class Scheduler(Generic[K]):

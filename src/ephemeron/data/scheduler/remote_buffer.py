@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Generic
 
-from ephemeron.data.scheduler.sizes import SizeEstimate
+from ephemeron.data.scheduler.local_buffer import SizeEstimate
 from ephemeron.data.scheduler.tasks import K
 from ephemeron.errors import JobError
 

@@ -10,13 +10,13 @@
 Control goes down, data comes up, and each part is a process that may be killed: its decisions can be made again.
 
     reader        RemoteReader: what users see
-    client        calls to the parts, which are found again;  remote_pool: batches under way;  shared: orders drawn together
-    protocol      calls;  messages: requests and replies;  settings, timeouts;  address: Unix socket and TCP
-    coordinator   flows and their life cycle (lifecycle), routers
+    client        calls to the parts, which are found again;  remote_pool: batches under way, orders drawn together
+    protocol      calls;  messages: requests and replies;  settings: also timeouts and addresses
+    coordinator   flows and their life cycle, routers
     router        shards, generations of routes;  shared_epochs: sampling for several jobs, journalled
     shard         threads around shard_state: the decisions, and the bytes;  loader_fleet: its loaders on a platform
     loader        the function that loads;  sample_codec: samples on the wire
-    daemon        processes that outlive their starter;  process: their main;  shutdown: signals
+    daemon        processes that outlive their starter;  process: their main
 
 Killed loaders: their tasks are done by others. Killed shard: replaced by an empty one; readers repeat their requests. Killed router:
 replaced; shards are found again, the journal has what was drawn. Killed coordinator: restarted by the next reader (this machine's own

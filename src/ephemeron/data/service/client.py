@@ -21,12 +21,11 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from ephemeron.communication.rpc import BlockingClient
 from ephemeron.communication.rpc.auth import Token, token_text
 from ephemeron.config.paths import home
-from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.data.service.flow_definition import Definition
 from ephemeron.data.service.messages import ConsumerRequest, FlowRequest, ReaderRequest, RegisterRequest, Routes, RoutesRequest
 from ephemeron.data.service.protocol import ACCESS, REGISTER, REMOVE_CONSUMER, REMOVE_READER, ROUTES, Buffers, Method
-from ephemeron.data.service.settings import ServiceSettings
+from ephemeron.data.service.settings import TOKEN_VARIABLE, ServiceAddress, ServiceSettings
 from ephemeron.errors import CallTimedOut, ConnectionLost, EphemeronError, JobError, LoadersLost, RemoteError, ServiceUnreachable
 
 CONNECT_S = 5.0

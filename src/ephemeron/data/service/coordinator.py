@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.config.typed import build, plain
-from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.daemon import ManagedProcess, write_json
-from ephemeron.data.service.lifecycle import FlowEntry, Registry
 from ephemeron.data.service.messages import (
     AccessReply,
+    FlowEntry,
     FlowRequest,
     Nothing,
     PingReply,
     RegisterReply,
     RegisterRequest,
+    Registry,
     RouterStatus,
     StatusReply,
 )
 from ephemeron.data.service.protocol import ACCESS, DELETE_FLOW, LIST_FLOWS, PING, REGISTER, ROUTER_STATUS, Buffers, CallDispatcher
-from ephemeron.data.service.settings import RouterSettings, ServiceSettings, ShardSettings
+from ephemeron.data.service.settings import Endpoint, RouterSettings, ServiceSettings, ShardSettings
 from ephemeron.errors import EphemeronError
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header

@@ -24,8 +24,8 @@ from ephemeron.communication.rpc import BlockingClient
 from ephemeron.config import own_processes
 from ephemeron.config.paths import DATASETS_STORE, datasets_store
 from ephemeron.config.typed import build, plain
-from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.protocol import Method
+from ephemeron.data.service.settings import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.errors import JobError, ServiceUnreachable
 
 Kind: TypeAlias = Literal["coordinator", "router", "shard"]

@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from ephemeron.data.flow.code_content import words_of
 from ephemeron.data.flow.description import FlowDescription
+from ephemeron.data.flow.fingerprint import words_of
 from ephemeron.errors import JobError
 from ephemeron.user_code import guarded, line_of
 

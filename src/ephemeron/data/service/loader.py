@@ -21,12 +21,11 @@ from ephemeron.communication.rpc import BlockingClient
 from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, StageTimings, open_source
 from ephemeron.data.randomness import mark_loader_process
 from ephemeron.data.scheduler import LoaderQueue, LoaderReport
-from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
 from ephemeron.data.service.flow_definition import restore
 from ephemeron.data.service.messages import LoaderRequest, LoaderResult, ResultRow, SyncReply, SyncRequest
 from ephemeron.data.service.protocol import ADD_LOADER, HEARTBEAT_LOADER, REMOVE_LOADER, SYNC
 from ephemeron.data.service.sample_codec import pack, unpack
-from ephemeron.data.service.settings import ServiceLoaderOptions
+from ephemeron.data.service.settings import TOKEN_VARIABLE, ServiceAddress, ServiceLoaderOptions
 from ephemeron.data.service.shard_state import SampleKey, SerializedSample
 from ephemeron.errors import CallTimedOut, ConnectionLost, SampleFailed, ServiceUnreachable
 from ephemeron.functions.context import Context

@@ -17,8 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ephemeron.data.service.address import TOKEN_VARIABLE, ServiceAddress
-from ephemeron.data.service.settings import ServiceLoaderOptions
+from ephemeron.data.service.settings import TOKEN_VARIABLE, ServiceAddress, ServiceLoaderOptions
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.base import Call, Invocation, Outcome, Platform
 from ephemeron.functions.entries import PRELOAD_VARIABLE, PRELOADS

@@ -1,22 +1,28 @@
 """A part of the service as a process: `python -m ephemeron.data.service.process KIND FOLDER`, started by `daemon.ManagedProcess`.
 
 It shuts down on SIGTERM, and by itself when it is not needed any more.
+
+Shutdown of a process by a signal or by a thread of its own.
+
+A `threading.Event` would deadlock: a signal handler that sets it while the main thread holds its lock waits for ever.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from ephemeron import logs
-from ephemeron.data.service.address import TOKEN_VARIABLE, Endpoint
 from ephemeron.data.service.daemon import ProcessLock
-from ephemeron.data.service.settings import RouterSettings, ServiceSettings, ShardSettings
-from ephemeron.data.service.shutdown import ShutdownSignal
+from ephemeron.data.service.settings import TOKEN_VARIABLE, Endpoint, RouterSettings, ServiceSettings, ShardSettings
 
 _HELD: list[ProcessLock] = []
 """Locks until this process has ended, with all its threads: as soon as one is free, the next process may be started."""
@@ -66,6 +72,37 @@ def _make(kind: str, lock: ProcessLock, token: str, on_end: Callable[[], None]) 
 
         return Coordinator(lock.settings(ServiceSettings), lock.folder, token, on_end)
     raise ValueError(f"{kind!r} is not a part of the service")
+
+
+# -- shutdown of a process by a signal or by a thread of its own --------------------------------------------------
+
+
+class ShutdownSignal:
+    """Set by SIGTERM, SIGINT, or `set`. Made and waited for in the main thread.
+
+    Args:
+        signals: that end the process; their handlers are replaced.
+    """
+
+    def __init__(self, signals: Iterable[signal.Signals] = (signal.SIGTERM, signal.SIGINT)) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write)
+        for number in signals:
+            signal.signal(number, _noted)
+
+    def set(self) -> None:
+        """Ends the wait; from any thread."""
+        with suppress(BlockingIOError):  # the pipe is full of signals
+            os.write(self._write, b"!")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits; whether it has been set."""
+        return bool(select.select([self._read], [], [], timeout_s)[0])
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """Handler without effect: Python writes to the pipe for every signal with a handler."""
 
 
 if __name__ == "__main__":

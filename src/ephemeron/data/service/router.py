@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from ephemeron.config.typed import plain
-from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.daemon import ManagedProcess, write_json
 from ephemeron.data.service.messages import (
     GenerationReply,
@@ -49,7 +48,7 @@ from ephemeron.data.service.protocol import (
     Buffers,
     CallDispatcher,
 )
-from ephemeron.data.service.settings import RouterSettings
+from ephemeron.data.service.settings import Endpoint, RouterSettings
 from ephemeron.data.service.shared_epochs import SharedEpochs
 from ephemeron.errors import EphemeronError
 

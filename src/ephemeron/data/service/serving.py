@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ephemeron.config.typed import Typed, build, plain
-from ephemeron.data.service.address import TOKEN_VARIABLE
 from ephemeron.data.service.client import own_token
 from ephemeron.data.service.daemon import LOG_FILE, ManagedProcess
-from ephemeron.data.service.settings import ServiceSettings
+from ephemeron.data.service.settings import TOKEN_VARIABLE, ServiceSettings
 from ephemeron.errors import JobError, ServiceUnreachable
 from ephemeron.runs.client_run import ClientRun
 from ephemeron.runs.folders import RunFolder

@@ -18,7 +18,6 @@ import numpy as np
 
 from ephemeron.communication.rpc import BufferPool, cancelled, keep_freed
 from ephemeron.data.scheduler import Elastic, ElasticLimits, LoadCounters, LoaderReply, LoaderReport, QueueOptions, decide
-from ephemeron.data.service.address import Endpoint
 from ephemeron.data.service.loader_fleet import LoaderFleet
 from ephemeron.data.service.messages import (
     AnnounceRequest,
@@ -50,7 +49,7 @@ from ephemeron.data.service.protocol import (
     CallDispatcher,
 )
 from ephemeron.data.service.sample_codec import layout, owned, pack
-from ephemeron.data.service.settings import ShardSettings
+from ephemeron.data.service.settings import Endpoint, ShardSettings
 from ephemeron.data.service.shard_state import LoadResult, SampleKey, SerializedSample, ShardState
 from ephemeron.errors import LoadersLost, SampleFailed
 from ephemeron.functions.base import Outcome

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.config.user_code import resolve
-from ephemeron.data.formats.one_line import one_line
+from ephemeron.data.formats.lines import one_line
 from ephemeron.data.randomness import generators_in, kept, sample_seed, seed_everything
 from ephemeron.data.samples import Array, Samples
 from ephemeron.data.spec import DataSpec

@@ -60,25 +60,25 @@ def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None
 
         return datasets.read(spec, code)
     if spec.source == "digits":
-        from ephemeron.data.sources import digits
+        from ephemeron.data.sources import readers
 
-        return digits.read(spec)
+        return readers.read_digits(spec)
     if spec.source == "idx":
-        from ephemeron.data.sources import idx
+        from ephemeron.data.sources import readers
 
-        return idx.read(spec)
+        return readers.read_idx_files(spec)
     if spec.source in ("cifar10", "cifar100"):
-        from ephemeron.data.sources import cifar
+        from ephemeron.data.sources import readers
 
-        return cifar.read(spec)
+        return readers.read_cifar(spec)
     if spec.source == "npz":
-        from ephemeron.data.sources import npz
+        from ephemeron.data.sources import readers
 
-        return npz.read(spec)
+        return readers.read_npz(spec)
     if spec.source == "prepared":
-        from ephemeron.data.sources import prepared
+        from ephemeron.data.sources import readers
 
-        return prepared.read(spec)
+        return readers.read_prepared(spec)
     remedy = near(spec.source, SOURCES, what="known sources")
     raise JobError(f"data.source = {spec.source!r} is not known", remedy=f"{remedy} (or write module:function)")
 

@@ -1,10 +1,8 @@
 """Prepared datasets: tables of typed columns in objects of equal size, dense or sparse, in a folder or an object store.
 
     manifest   `dataset.json`: columns, partitions, source, version
-    dataset    `TableDataset`: opening, reading
-    writer     `TableWriter`: partitions and manifest, each created once
-    batches    rows of a partition as arrays, sparse ones in compressed rows (CSR)
-    arrow      columns as types of Arrow
+    dataset    `TableDataset`: opening, reading; `TableWriter`: partitions and manifest, each created once
+    arrow      columns as types of Arrow; rows of a partition as arrays, sparse ones in compressed rows (CSR)
 
     URL/dataset.json         `Manifest`; it is written last, so a dataset is whole or absent
     URL/part-00000.arrow     Arrow IPC file of one record batch
@@ -19,10 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ephemeron.data.tables.batches import csr_batch, dense_batch
-    from ephemeron.data.tables.dataset import TableDataset
+    from ephemeron.data.tables.arrow import csr_batch, dense_batch
+    from ephemeron.data.tables.dataset import TableDataset, TableWriter
     from ephemeron.data.tables.manifest import Column, Manifest, Partition, SourceFile
-    from ephemeron.data.tables.writer import TableWriter
 
 _MODULES = {
     "Column": "manifest",
@@ -30,9 +27,9 @@ _MODULES = {
     "Partition": "manifest",
     "SourceFile": "manifest",
     "TableDataset": "dataset",
-    "TableWriter": "writer",
-    "csr_batch": "batches",
-    "dense_batch": "batches",
+    "TableWriter": "dataset",
+    "csr_batch": "arrow",
+    "dense_batch": "arrow",
 }
 
 __all__ = ["Column", "Manifest", "Partition", "SourceFile", "TableDataset", "TableWriter", "csr_batch", "dense_batch"]

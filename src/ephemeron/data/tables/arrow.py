@@ -7,7 +7,10 @@ Kind and width of a column are metadata of its field, so that a table describes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import MissingExtra
@@ -70,3 +73,86 @@ def _value_type(column: Column) -> Any:
 
 def _dtype(pa: Any, type_: Any) -> Any:
     return {pa.float64(): "float64", pa.float32(): "float32", pa.int64(): "int64", pa.int32(): "int32", pa.string(): "string"}[type_]
+
+
+# -- rows of a partition as arrays of NumPy -----------------------------------------------------------------------
+
+
+class CsrBatch(NamedTuple):
+    """Sparse features of rows, and their labels."""
+
+    indptr: NDArray[np.int64]
+    """Row i has the entries `indptr[i]` to `indptr[i + 1]`."""
+    indices: NDArray[np.int64]
+    """Sorted and unique in a row."""
+    values: NDArray[np.float32]
+    labels: NDArray[Any] | None
+    """As they are stored; None: the table has none."""
+
+
+def csr_batch(table: Any, rows: slice | NDArray[Any] | None = None) -> CsrBatch:
+    """Sparse features of rows in compressed form, without copying where rows follow each other.
+
+    Args:
+        table: a partition with one sparse column, as `TableDataset.read` returns it.
+        rows: numbers of rows, or a slice of step 1; None: all.
+
+    Raises:
+        ValueError: the table has no sparse column, or more than one.
+    """
+    sparse = [name.removesuffix(INDICES) for name in table.column_names if name.endswith(INDICES)]
+    if len(sparse) != 1:
+        raise ValueError(f"the table has {len(sparse) or 'no'} sparse columns: {', '.join(table.column_names)}")
+    lists = _whole(table.column(sparse[0] + INDICES))
+    offsets = _numpy(lists.offsets).astype(np.int64)  # of this array, where it is a slice
+    all_indices = _numpy(lists.values)
+    all_values = _numpy(_whole(table.column(sparse[0] + VALUES)).values)
+    labels = labels_of(table, rows)
+    if rows is None or isinstance(rows, slice):
+        begin, end, step = (rows or slice(None)).indices(len(lists))
+        if step != 1:
+            raise ValueError(f"a slice of step {step}")
+        end = max(begin, end)
+        low, high = offsets[begin], offsets[end]
+        return CsrBatch(offsets[begin : end + 1] - low, all_indices[low:high], all_values[low:high], labels)
+    chosen = np.asarray(rows, np.int64)
+    lengths = offsets[chosen + 1] - offsets[chosen]
+    indptr = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum(lengths, out=indptr[1:])
+    at = np.arange(indptr[-1]) + np.repeat(offsets[chosen] - indptr[:-1], lengths)
+    return CsrBatch(indptr, all_indices[at], all_values[at], labels)
+
+
+def dense_batch(table: Any, rows: slice | NDArray[Any] | None = None) -> tuple[NDArray[np.float64], NDArray[Any] | None]:
+    """Numeric columns of rows as an array [rows, columns] in their order, absent values as NaN, and the labels."""
+    chosen = slice(None) if rows is None else rows
+    kinds = {field.name: (field.metadata or {}).get(b"kind", b"") for field in table.schema}
+    columns = [_numpy(_whole(table.column(name))).astype(np.float64) for name, kind in kinds.items() if kind == b"numeric"]
+    dense = np.column_stack(columns) if columns else np.empty((table.num_rows, 0))
+    return dense[chosen], labels_of(table, rows)
+
+
+def labels_of(table: Any, rows: slice | NDArray[Any] | None = None) -> NDArray[Any] | None:
+    """The label of each row; None: the table has none."""
+    for field in table.schema:
+        if (field.metadata or {}).get(b"kind") == b"label":
+            return _numpy(_whole(table.column(field.name)))[slice(None) if rows is None else rows]
+    return None
+
+
+def beyond_float32(numbers: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether float32 makes each of them infinite (or it is), or 0 though it is not."""
+    with np.errstate(over="ignore", under="ignore"):
+        made = numbers.astype(np.float32)
+    beyond: NDArray[np.bool_] = np.isinf(made) | ((made == 0) & (numbers != 0))
+    return beyond
+
+
+def _whole(column: Any) -> Any:
+    """A column as one array; without copying where it is one."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _numpy(array: Any) -> NDArray[Any]:
+    found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return found

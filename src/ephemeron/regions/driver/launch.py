@@ -4,9 +4,6 @@ What a launch expects of each region before it trains: the time of an epoch, its
 
 Exchanges are left out, of a region's functions with each other and of regions. Seconds are those of the simulator's compute model, or of the job's
 profile on the region's platform, where there is one; otherwise only the ratio of the regions is known, from the power of their devices.
-
-Exchanges are left out, of a region's functions with each other and of regions. Seconds are those of the simulator's compute model, or of the job's
-profile on the region's platform, where there is one; otherwise only the ratio of the regions is known, from the power of their devices.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ephemeron.data.sources.options import read_options
+from ephemeron.data.sources.readers import read_options
 from ephemeron.data.tables import TableDataset, csr_batch
 from ephemeron.errors import DatasetError, DatasetNotFound, JobError
 from ephemeron.functions.base import Call, Limits

@@ -290,10 +290,6 @@ async def _main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(asyncio.run(_main()))
-
-
 # -- the parameter store of sparse models as a service of this machine (`runs.services`) --------------------------
 
 
@@ -340,3 +336,7 @@ async def serve(service: ServiceRun) -> Said:
         f"{gets} multi-gets and {pushes} changes were served; {processes.restarts} shards were started again",
         {"gets": gets, "pushes": pushes, "restarts": processes.restarts},
     )
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(_main()))

@@ -13,9 +13,8 @@ from ephemeron.config.typed import build, plain
 from ephemeron.data import SampleSplit, plan_split
 from ephemeron.data.batch_source import Positions
 from ephemeron.data.flow_spec import FlowSpec
-from ephemeron.data.iteration_samples import GlobalSampler, Sampler
+from ephemeron.data.iteration_samples import GlobalSampler, Sampler, Timeline
 from ephemeron.data.split import LastBatch
-from ephemeron.data.timeline import Timeline
 from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.prices import Prices
 from ephemeron.training.collectives.chunking import CHUNK_BYTES

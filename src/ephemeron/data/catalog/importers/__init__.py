@@ -19,18 +19,15 @@ from urllib.parse import unquote
 
 from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import near
-from ephemeron.data.catalog.dataset import Dataset, DefectEntry, check_id, data_folder, dataset_folder
+from ephemeron.data.catalog.dataset import Dataset, DefectEntry, check_id, data_folder, dataset_folder, digest
 from ephemeron.data.catalog.files import FileRange
-from ephemeron.data.catalog.folder import FolderFiles
-from ephemeron.data.catalog.importers import files_per_sample, records, tables
+from ephemeron.data.catalog.importers import files_per_sample, records
 from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRequest, Tell, counted
-from ephemeron.data.catalog.importers.defects import MOST_KEPT_BYTES, Defects
-from ephemeron.data.catalog.importers.source import ImportSource, open_source
+from ephemeron.data.catalog.importers.source import MOST_KEPT_BYTES, Defects, ImportSource, open_source
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
-from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.catalog.open_files import FolderFiles, open_files
 from ephemeron.data.catalog.pins import stored_range, taken
-from ephemeron.data.catalog.shards import digest
 from ephemeron.data.catalog.store import SHARD_SIZE, DatasetStore, NewVariant
 from ephemeron.data.catalog.unpack import unpack_bytes
 from ephemeron.errors import JobError
@@ -38,7 +35,7 @@ from ephemeron.errors import JobError
 __all__ = ["KINDS", "FoundFiles", "ImportRequest", "ImportSource", "Importer", "Tell", "import_dataset", "open_source"]
 
 KINDS: Mapping[str, Importer] = {
-    importer.kind: importer for importer in (*files_per_sample.IMPORTERS, *records.IMPORTERS, *tables.IMPORTERS)
+    importer.kind: importer for importer in (*files_per_sample.IMPORTERS, *records.IMPORTERS, *records.TABLE_IMPORTERS)
 }
 """Importers by kind."""
 _log = logging.getLogger(__name__)

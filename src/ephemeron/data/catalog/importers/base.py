@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ephemeron.config.typed import near
-from ephemeron.data.catalog.importers.defects import Defects
-from ephemeron.data.catalog.importers.source import ImportSource
+from ephemeron.data.catalog.importers.source import Defects, ImportSource
 from ephemeron.data.catalog.meta import SampleMeta
 from ephemeron.errors import JobError
 

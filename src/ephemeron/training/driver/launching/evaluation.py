@@ -10,7 +10,7 @@ import numpy as np
 
 from ephemeron.data import decode, plan_split
 from ephemeron.data.batch_source import ArrayBatchSource, BatchSource
-from ephemeron.data.timeline import Timeline
+from ephemeron.data.iteration_samples import Timeline
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.runs.metrics import Metrics
 from ephemeron.training.driver.launching.training_data import TrainingData, training_data

@@ -13,7 +13,7 @@ import numpy as np
 
 from ephemeron.config.typed import build
 from ephemeron.data import SampleSplit
-from ephemeron.data.timeline import Timeline
+from ephemeron.data.iteration_samples import Timeline
 from ephemeron.runs.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.trainers.trainer import TrainingStep
