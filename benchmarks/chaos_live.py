@@ -31,8 +31,7 @@ from benchmarks import chaos_function
 from benchmarks.common import ROOT
 from benchmarks.servers import Server, restarted_valkey, started_valkey
 from ephemeron.communication.channels import open_channel
-from ephemeron.communication.channels.retry import RetryPolicy
-from ephemeron.communication.channels.retrying import Retrying
+from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import DaemonGone
 from ephemeron.events import Ended, Event, FaultFired, Invoked, Progress

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from benchmarks.chaos_schedules import Schedule
 from ephemeron.communication.channels.base import Buffer, Channel, Received, Wrapper
-from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.communication.channels.retrying import RetryPolicy
 from ephemeron.communication.object_frame import FIRST_AGAIN_S
 from ephemeron.functions.context import Compute, Context
 from ephemeron.testing.flaky import FAILURES, Failure, FlakyChannel

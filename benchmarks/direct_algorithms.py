@@ -32,8 +32,7 @@ from benchmarks.direct_orders import REDUCTIONS
 from benchmarks.direct_rounds import LEAST_ROUNDS, MOST_ROUNDS, CaseFailed
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.direct.mesh import Mesh
-from ephemeron.communication.direct.shared_memory import SharedTransport
-from ephemeron.communication.direct.transport import TcpTransport, Transport
+from ephemeron.communication.direct.transport import SharedTransport, TcpTransport, Transport
 from ephemeron.communication.keys import Keys
 from ephemeron.testing.direct_world import until
 from ephemeron.training.collectives import Group, collective_for

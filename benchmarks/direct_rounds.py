@@ -22,9 +22,8 @@ from benchmarks.common import SEED, condensed
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.wrappers import Metered
 from ephemeron.communication.direct.mesh import Mesh
-from ephemeron.communication.direct.pinned_tls import PinnedTls
-from ephemeron.communication.direct.shared_memory import SharedTransport
-from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
+from ephemeron.communication.direct.tls_socket import PinnedTls
+from ephemeron.communication.direct.transport import SharedTransport, TcpTransport, Transport, UnixTransport
 from ephemeron.communication.keys import Keys
 from ephemeron.config.paths import cores
 from ephemeron.testing.direct_world import until

@@ -34,8 +34,7 @@ from benchmarks.scaling_measured import ROWS, Measured, Minibatches, measure
 from benchmarks.sparse_store_sides import TOKEN
 from ephemeron.communication.channels.base import Channel, Wrapper
 from ephemeron.communication.channels.memory import MemoryChannel
-from ephemeron.communication.channels.retry import RetryPolicy
-from ephemeron.communication.channels.retrying import Retrying
+from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.communication.channels.wrappers import Metered, Throttled
 from ephemeron.errors import ChannelThrottled
 from ephemeron.functions.simulation import run

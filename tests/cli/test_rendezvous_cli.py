@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import main
 from ephemeron.communication.direct.connection import Connection
-from ephemeron.communication.direct.relay import rendezvous_transports
+from ephemeron.communication.direct.punching import rendezvous_transports
 from ephemeron.errors import JobError
 
 

@@ -16,12 +16,18 @@ from partition_worlds import THOROUGH, drawn_graph, drawn_topology, least_bottle
 
 from ephemeron.partition import Device, Graph, Node, Schedule, SearchBudget, Tensor, connected, replay
 from ephemeron.partition.costs.table import costs_of
-from ephemeron.partition.placement.adjacent import AdjacentSearch
-from ephemeron.partition.placement.chains import ChainSearch
-from ephemeron.partition.placement.device_classes import classes_of, coarse_classes_of, permutations, sequences
-from ephemeron.partition.placement.downsets import downsets_of, units_of, without_idle_ends
+from ephemeron.partition.placement.chains import AdjacentSearch, ChainSearch
+from ephemeron.partition.placement.downsets import (
+    classes_of,
+    coarse_classes_of,
+    downsets_of,
+    permutations,
+    sequences,
+    units_of,
+    without_idle_ends,
+)
 from ephemeron.partition.placement.pipeline import best_pipeline
-from ephemeron.partition.placement.search_budget import timer
+from ephemeron.partition.placement.plan import timer
 
 BUDGET = SearchBudget(time_limit_s=None, annealing_steps=2000, program_nodes=1)
 """Too little for the mixed-integer program: what is proved, the dynamic program proves."""

@@ -12,9 +12,8 @@ from partition_worlds import drawn_graph, drawn_topology, worlds
 from ephemeron.partition import replay
 from ephemeron.partition.costs.table import costs_of
 from ephemeron.partition.placement.baselines import m_etf
-from ephemeron.partition.placement.list_dispatch import dispatched, forward_backward_improved, mirrored
-from ephemeron.partition.placement.list_search import list_search
-from ephemeron.partition.placement.search_budget import timer
+from ephemeron.partition.placement.list_search import dispatched, forward_backward_improved, list_search, mirrored
+from ephemeron.partition.placement.plan import timer
 from ephemeron.partition.placement.sequencing import makespan_s, orders_of, ranked_order, timed
 
 FOREVER = timer(None)

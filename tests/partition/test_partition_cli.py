@@ -332,7 +332,7 @@ def test_what_solvers_print_by_themselves_is_not_in_the_output() -> None:
     code = """
 import ctypes
 from scipy import optimize
-from ephemeron.partition.placement.milp import MilpProgram
+from ephemeron.partition.placement.milp_model import MilpProgram
 
 plain = optimize.milp
 

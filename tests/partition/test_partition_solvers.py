@@ -14,12 +14,11 @@ from partition_worlds import drawn_graph, drawn_topology, placements, shortest_i
 from ephemeron.partition import Device, Graph, Node, Schedule, Tensor, Topology, connected, replay
 from ephemeron.partition.costs.table import costs_of
 from ephemeron.partition.placement.annealing import anneal
-from ephemeron.partition.placement.baselines import even_split, m_etf, m_sct, m_topo
-from ephemeron.partition.placement.colocation import colocated
+from ephemeron.partition.placement.baselines import colocated, even_split, m_etf, m_sct, m_topo
 from ephemeron.partition.placement.energetic_bound import energy_bound_s
 from ephemeron.partition.placement.milp_model import load_program, path_bound_s, ramps_s
 from ephemeron.partition.placement.pipeline import staging
-from ephemeron.partition.placement.search_budget import timer
+from ephemeron.partition.placement.plan import timer
 from ephemeron.partition.placement.sequencing import makespan_s, orders_of, ranked_order
 from ephemeron.partition.placement.stages import DeviceOrder, annealed_stages, cuts, repaired, staged
 

@@ -29,7 +29,7 @@ from ephemeron.partition.tracing import (  # noqa: E402
     train_step,
 )
 from ephemeron.partition.tracing.exporting import export_program  # noqa: E402
-from ephemeron.partition.tracing.staging import stages_of  # noqa: E402
+from ephemeron.partition.tracing.split import stages_of  # noqa: E402
 
 
 class Sum(nn.Module):

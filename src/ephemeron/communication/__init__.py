@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ephemeron.communication.channels.address import open_channel
     from ephemeron.communication.channels.base import Channel, Received, Traits
     from ephemeron.communication.channels.reduction import SupportsReduction
-    from ephemeron.communication.channels.retry import RetryPolicy
+    from ephemeron.communication.channels.retrying import RetryPolicy
     from ephemeron.communication.channels.run_channel import RunChannel
     from ephemeron.communication.keys import Keys
     from ephemeron.communication.rpc import BlockingClient, BlockingServer, Client, Server
@@ -24,7 +24,7 @@ _LAZY = {
     "Client": "ephemeron.communication.rpc",
     "Keys": "ephemeron.communication.keys",
     "Received": "ephemeron.communication.channels.base",
-    "RetryPolicy": "ephemeron.communication.channels.retry",
+    "RetryPolicy": "ephemeron.communication.channels.retrying",
     "RunChannel": "ephemeron.communication.channels.run_channel",
     "Server": "ephemeron.communication.rpc",
     "SupportsReduction": "ephemeron.communication.channels.reduction",

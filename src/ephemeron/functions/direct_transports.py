@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from ephemeron.communication.channels.credentials import variable
-from ephemeron.communication.direct.pinned_tls import wanted_tls
-from ephemeron.communication.direct.relay import rendezvous_transports
+from ephemeron.communication.direct.punching import rendezvous_transports
+from ephemeron.communication.direct.tls_socket import wanted_tls
 from ephemeron.communication.direct.transport import Transport, kernel_transports
 from ephemeron.config.typed import near
 from ephemeron.errors import JobError

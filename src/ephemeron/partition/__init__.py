@@ -3,10 +3,8 @@
 from ephemeron.partition.graph.graph import Graph, Node, Tensor
 from ephemeron.partition.graph.topology import Device, Link, Topology, connected
 from ephemeron.partition.placement.place import place
-from ephemeron.partition.placement.plan import PlacementCandidate, PlacementPlan
-from ephemeron.partition.placement.search_budget import SearchBudget
-from ephemeron.partition.schedule_simulator.replay import Replay, ReplaySpan
-from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Schedule
+from ephemeron.partition.placement.plan import PlacementCandidate, PlacementPlan, SearchBudget
+from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Replay, ReplaySpan, Schedule
 from ephemeron.partition.schedule_simulator.simulator import replay
 from ephemeron.partition.serialization.documents import (
     graph_to_json,

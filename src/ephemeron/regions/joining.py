@@ -8,7 +8,7 @@ from pathlib import Path
 from ephemeron import blocking
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.credentials import environment
-from ephemeron.communication.channels.retry import BRIEF
+from ephemeron.communication.channels.retrying import BRIEF
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.errors import JobError, UserError
 from ephemeron.regions.driver.added_regions import answer_about, ask

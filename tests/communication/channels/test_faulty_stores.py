@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ephemeron.communication.channels import cache, open_channel
-from ephemeron.communication.channels.retry import RetryBackoff, RetryPolicy
+from ephemeron.communication.channels.retrying import RetryBackoff, RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.errors import ChannelRefused, ChannelUnreachable, KeyExists
 from ephemeron.testing.faulty_proxy import HTTP_TROUBLES, TCP_TROUBLES, FaultyProxy, Trouble, scripted, seeded

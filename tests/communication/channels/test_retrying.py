@@ -13,7 +13,7 @@ import pytest
 from ephemeron.communication.channels.base import Wrapper
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.channels.parameter_server import MemoryParameterServer
-from ephemeron.communication.channels.retry import RetryBackoff, RetryPolicy
+from ephemeron.communication.channels.retrying import RetryBackoff, RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.object_frame import FETCHED_AGAIN
 from ephemeron.errors import ChannelEmptied, ChannelRefused, ChannelThrottled, ChannelTimeout, ChannelUnreachable, DamagedObject, KeyExists

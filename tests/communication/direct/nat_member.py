@@ -10,7 +10,7 @@ import sys
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.communication.direct import Head, Mesh, kernel_transports
 from ephemeron.communication.direct.message import Kind
-from ephemeron.communication.direct.relay import rendezvous_transports
+from ephemeron.communication.direct.punching import rendezvous_transports
 from ephemeron.communication.keys import Keys
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from ephemeron.communication.direct.connection import Connection
 from ephemeron.communication.direct.message import Head
-from ephemeron.communication.direct.punching import MeetingTransport, PunchedTransport
-from ephemeron.communication.direct.relay import RelayTransport
+from ephemeron.communication.direct.punching import MeetingTransport, PunchedTransport, RelayTransport
 from ephemeron.communication.direct.rendezvous import Rendezvous, ServiceAddress
 from ephemeron.communication.direct.rendezvous_service import RendezvousService, ServiceLimits
 

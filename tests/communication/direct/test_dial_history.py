@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ephemeron.communication.direct.dial_history import DialHistory
+from ephemeron.communication.direct.upgrades import DialHistory
 
 ALL = ("unix", "tcp", "websocket", "punched", "relay")
 

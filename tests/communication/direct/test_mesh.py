@@ -14,9 +14,8 @@ from ephemeron.communication.direct.connection import Connection
 from ephemeron.communication.direct.endpoint import Endpoint
 from ephemeron.communication.direct.memory_transport import MemoryNetwork, MemoryTransport
 from ephemeron.communication.direct.message import Kind
-from ephemeron.communication.direct.pinned_tls import PinnedTls
-from ephemeron.communication.direct.shared_memory import SharedTransport
-from ephemeron.communication.direct.transport import TcpTransport, Transport, UnixTransport
+from ephemeron.communication.direct.tls_socket import PinnedTls
+from ephemeron.communication.direct.transport import SharedTransport, TcpTransport, Transport, UnixTransport
 from ephemeron.functions import simulation
 from ephemeron.testing.direct_world import DirectWorld, all_connected, memory_mesh, until
 

@@ -12,10 +12,8 @@ from ephemeron.communication.direct import LinkFailed, peer_channel
 from ephemeron.communication.direct.memory_transport import MemoryNetwork
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import Kind
-from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel
-from ephemeron.communication.direct.pushed_channel import PushedChannel
-from ephemeron.communication.direct.shared_memory import SharedTransport
-from ephemeron.communication.direct.transport import Transport, UnixTransport
+from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel, PushedChannel
+from ephemeron.communication.direct.transport import SharedTransport, Transport, UnixTransport
 from ephemeron.testing.channel_contract import ChannelConnectionContract, ChannelContract
 from ephemeron.testing.direct_world import DirectWorld, all_connected, until
 

@@ -14,7 +14,7 @@ pytest.importorskip("cryptography", reason="no maker of certificates; pip instal
 
 from ephemeron.communication.direct import Connection, Head, LinkFailed
 from ephemeron.communication.direct.message import Kind
-from ephemeron.communication.direct.pinned_tls import PinnedTls, wanted_tls
+from ephemeron.communication.direct.tls_socket import PinnedTls, wanted_tls
 from ephemeron.communication.direct.transport import TcpTransport
 from ephemeron.errors import JobError
 from ephemeron.testing import TrainingWorld

@@ -12,7 +12,7 @@ import pytest
 
 from ephemeron.communication.direct import Head
 from ephemeron.communication.direct.message import IN_PLACE, SHARED, Kind
-from ephemeron.communication.direct.shared_memory import LEAST_BYTES, SLOT_BYTES, SLOTS, SharedConnection, SharedTransport, available
+from ephemeron.communication.direct.transport import LEAST_BYTES, SLOT_BYTES, SLOTS, SharedConnection, SharedTransport, available
 from ephemeron.errors import ProtocolError
 from ephemeron.testing.direct_world import until
 
@@ -123,7 +123,7 @@ def test_a_slot_that_does_not_exist_ends_the_connection() -> None:
 
 @pytest.mark.parametrize("fault", ["size", "seals", "nothing"])
 def test_memory_that_its_owner_may_change_is_refused(fault: str) -> None:
-    from ephemeron.communication.direct.shared_memory import _FILE_BYTES, _received
+    from ephemeron.communication.direct.transport import _FILE_BYTES, _received
 
     async def scenario() -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX)

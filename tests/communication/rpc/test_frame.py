@@ -29,7 +29,7 @@ from ephemeron.communication.rpc.frame import (
     unpack_rest,
 )
 from ephemeron.communication.rpc.frame_socket import FrameSocket
-from ephemeron.communication.rpc.pool import BufferPool
+from ephemeron.communication.rpc.memory import BufferPool
 from ephemeron.errors import ProtocolError
 
 LIMITS = FrameLimits()

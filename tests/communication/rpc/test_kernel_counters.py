@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from ephemeron.communication.rpc.kernel_counters import carry, kernel_bytes
+from ephemeron.communication.rpc.frame_socket import carry, kernel_bytes
 
 
 def test_bytes_of_a_connection_are_counted_until_it_is_closed() -> None:

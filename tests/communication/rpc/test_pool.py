@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ephemeron.communication.rpc import BufferPool, keep_freed
-from ephemeron.communication.rpc.pool import size_class
+from ephemeron.communication.rpc.memory import size_class
 
 SIZE = 100_000
 

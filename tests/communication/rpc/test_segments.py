@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ephemeron.communication.rpc import shared_memory as module
-from ephemeron.communication.rpc.shared_memory import Mappings, Segments, available
+from ephemeron.communication.rpc import memory as module
+from ephemeron.communication.rpc.memory import Mappings, Segments, available
 from ephemeron.errors import ProtocolError
 
 pytestmark = pytest.mark.skipif(not available(), reason="this system has no memory without names to share")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -224,3 +224,21 @@ class Wrapper(Channel):
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+# -- A caller's buffers as flat views -----------------------------------------------------------------------------
+
+
+def joined(buffers: Sequence[Buffer]) -> bytes | memoryview:
+    """A single buffer as it is (as flat bytes), several joined into one."""
+    if len(buffers) != 1:
+        return b"".join(buffers)
+    return next(flat(buffers), b"")
+
+
+def flat(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
+    """Each buffer as bytes, without a copy and without those that are empty."""
+    for buffer in buffers:
+        view = memoryview(buffer)
+        if view.nbytes:
+            yield view if view.ndim == 1 and view.format == "B" else view.cast("B")

@@ -24,9 +24,8 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from ephemeron.communication.channels._buffers import joined
-from ephemeron.communication.channels._ps_client import TOKEN, ParameterServerChannel
-from ephemeron.communication.channels._ps_messages import (
+from ephemeron.communication.channels._ps_client import (
+    TOKEN,
     AccumulateParams,
     DeleteParams,
     FetchReply,
@@ -36,10 +35,11 @@ from ephemeron.communication.channels._ps_messages import (
     KeyParams,
     ListParams,
     ListReply,
+    ParameterServerChannel,
     PutParams,
     ReduceParams,
 )
-from ephemeron.communication.channels.base import Buffer
+from ephemeron.communication.channels.base import Buffer, joined
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.channels.reduction import LocalReduction, SupportsReduction, Vector
 from ephemeron.communication.object_frame import opened, sealed

@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from ephemeron.communication.channels.base import Buffer, Channel, Received
-from ephemeron.communication.channels.retry import RetryPolicy
-from ephemeron.communication.channels.retrying import Outage, Retrying
+from ephemeron.communication.channels.retrying import Outage, Retrying, RetryPolicy
 from ephemeron.communication.channels.wrappers import Faulty, Metered
 from ephemeron.communication.keys import Keys, is_put_again, is_signed
 from ephemeron.communication.object_frame import Framed

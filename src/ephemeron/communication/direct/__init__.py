@@ -3,8 +3,8 @@
     store ──endpoints──▶ Mesh ◀──connections──▶ meshes of the other ranks
     PeerChannel: objects of the exchange in members' memory, all others in the store
 
-`message`: the format. `connection`: the port of connections, and sockets. `shared_memory`: bodies on one machine. `transport`: how connections are made and proved.
-`mesh`: membership, fencing, routes. `upgrades`: better connections later. `pinned_tls`: encryption. `peer_channel`: a channel on top of it. `memory_transport`: the simulated network.
+`message`: the format. `connection`: the port of connections, and sockets. `transport`: how connections are made and proved, and bodies on one machine.
+`mesh`: membership, fencing, routes. `upgrades`: better connections later. `tls_socket`: encryption. `peer_channel`: a channel on top of it. `memory_transport`: the simulated network.
 """
 
 from ephemeron.communication.direct.connection import Connection, ConnectionHandler, LinkFailed, SocketConnection

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ephemeron.communication.direct.connection import Connection, ConnectionHandler, LinkFailed
-from ephemeron.communication.direct.dial_history import DialHistory
 from ephemeron.communication.direct.endpoint import Endpoint, machine
 from ephemeron.communication.direct.message import Head, Kind
 from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Transport
-from ephemeron.communication.direct.upgrades import Upgrades
+from ephemeron.communication.direct.upgrades import DialHistory, Upgrades
 
 _log = logging.getLogger(__name__)
 

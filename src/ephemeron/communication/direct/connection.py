@@ -19,7 +19,7 @@ import xxhash
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.message import HEAD_BYTES, Head, Incoming, pack_head, unpack_head
-from ephemeron.communication.fresh_memory import fresh_memory
+from ephemeron.communication.rpc.memory import fresh_memory
 from ephemeron.communication.rpc.sockets import not_in_children
 from ephemeron.errors import LinkFailed as LinkFailed
 from ephemeron.errors import ProtocolError

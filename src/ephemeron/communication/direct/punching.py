@@ -7,6 +7,11 @@ for a port whatever it connects to ("endpoint-independent mapping", RFC 4787), a
 fails within `timeout_s`, and the relay takes over (`relay`). A member with a public address is a translator that changes nothing.
 
 After FMI (2023) and Cylon (arXiv 2511.12185, 2026), which use it between Lambda functions. Not tried there by us.
+
+Connections between members that neither can reach, relayed by the rendezvous service.
+
+Every byte passes the service twice, and costs what its network costs: the transport for pairs for which punching fails. The
+service sees the bytes: its own TLS protects them on the way to it only, that of the functions (`tls_socket`) from end to end.
 """
 
 from __future__ import annotations
@@ -16,13 +21,14 @@ import logging
 import socket
 from abc import abstractmethod
 
+from ephemeron.communication.channels.credentials import variable
 from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection
 from ephemeron.communication.direct.endpoint import Endpoint
-from ephemeron.communication.direct.pinned_tls import PinnedTls
-from ephemeron.communication.direct.rendezvous import Rendezvous
+from ephemeron.communication.direct.rendezvous import SERVICE_VARIABLE, TOKEN_VARIABLE, Rendezvous, ServiceAddress
 from ephemeron.communication.direct.rendezvous_protocol import Purpose
+from ephemeron.communication.direct.tls_socket import PinnedTls
 from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Accepted, Transport, proved
-from ephemeron.errors import ProtocolError, TokenRefused
+from ephemeron.errors import JobError, ProtocolError, TokenRefused
 
 _RETRY_S = 0.02
 _log = logging.getLogger(__name__)
@@ -175,3 +181,36 @@ async def _accepted(listening: socket.socket, host: str) -> socket.socket:
         if address[0] == host:
             return sock
         sock.close()
+
+
+# -- connections between members that neither can reach -----------------------------------------------------------
+
+
+class RelayTransport(MeetingTransport):
+    """Connections through the rendezvous service."""
+
+    name = "relay"
+
+    async def meet(self, ticket: str, *, timeout_s: float) -> socket.socket:
+        sock = socket.socket(await self._rendezvous.family(), socket.SOCK_STREAM)
+        channel, _ = await self._rendezvous.redeem(ticket, sock, timeout_s=timeout_s)
+        return channel.sock
+
+
+def rendezvous_transports(*, tls: PinnedTls | None = None) -> list[Transport]:
+    """Transports through the service of EPHEMERON_RENDEZVOUS; none where it is not set.
+
+    Args:
+        tls: encrypts connections from end to end; None: they are plain.
+
+    Raises:
+        JobError: the address is none, or EPHEMERON_RENDEZVOUS_TOKEN is missing.
+    """
+    service = (variable(SERVICE_VARIABLE) or "").strip()
+    if not service:
+        return []
+    token = (variable(TOKEN_VARIABLE) or "").strip()
+    if not token:
+        raise JobError(f"{SERVICE_VARIABLE} is set without {TOKEN_VARIABLE}", remedy="give the token of the service")
+    member = Rendezvous(ServiceAddress.parse(service), token=token)
+    return [PunchedTransport(member, tls=tls), RelayTransport(member, tls=tls)]

@@ -31,8 +31,8 @@ from ephemeron.communication.rpc.blocking_client import BlockingClient
 from ephemeron.communication.rpc.blocking_server import BlockingHandler, BlockingServer, cancelled
 from ephemeron.communication.rpc.client import Client
 from ephemeron.communication.rpc.frame import Buffer, FrameLimits, Receive
+from ephemeron.communication.rpc.memory import BufferPool, keep_freed
 from ephemeron.communication.rpc.options import Options
-from ephemeron.communication.rpc.pool import BufferPool, keep_freed
 from ephemeron.communication.rpc.server import Handler, Server
 from ephemeron.communication.rpc.sockets import is_loopback
 from ephemeron.errors import CallTimedOut, ConnectionLost, ProtocolError, RemoteError, TokenRefused

@@ -7,6 +7,10 @@ used directly because asyncio's streams copy every byte twice.
 
 Sending is vectored (`sendmsg`), from the caller's memory to the socket. Data is received into pooled memory, or
 directly into real `bytes` where those are wanted. Where both ends share memory, large data sections use it.
+
+Bytes of a connection as the kernel has counted them (Linux, `struct tcp_info` of linux/tcp.h): TCP's payload, repeated segments included.
+
+Beside what a program meters itself, this shows what was sent again on a link that loses, and what encryption adds.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ import socket
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from ephemeron.communication.fresh_memory import fresh_memory
-from ephemeron.communication.rpc import compression, shared_memory
+from ephemeron.communication.rpc import compression, memory
 from ephemeron.communication.rpc.auth import NONCE_BYTES, Offer, Token, handshake
 from ephemeron.communication.rpc.frame import (
     ALIGN,
@@ -43,8 +47,7 @@ from ephemeron.communication.rpc.frame import (
     unpack_head,
     unpack_rest,
 )
-from ephemeron.communication.rpc.kernel_counters import kernel_bytes
-from ephemeron.communication.rpc.pool import BufferPool
+from ephemeron.communication.rpc.memory import BufferPool, fresh_memory
 from ephemeron.communication.rpc.sockets import not_in_children
 from ephemeron.errors import ProtocolError
 
@@ -81,7 +84,7 @@ class FrameSocket:
         limits: FrameLimits,
         pool: BufferPool,
         clock: Callable[[], float],
-        shared_bytes: int = shared_memory.LIMIT_BYTES,
+        shared_bytes: int = memory.LIMIT_BYTES,
     ) -> None:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             _tune(sock)
@@ -102,8 +105,8 @@ class FrameSocket:
         self._arrival_bps = 0.0
         self._timeouts: dict[int, float] = {}
         self._squeezer: compression.Squeezer | None = None
-        self._segments: shared_memory.Segments | None = None
-        self._mappings: shared_memory.Mappings | None = None
+        self._segments: memory.Segments | None = None
+        self._mappings: memory.Mappings | None = None
 
     @property
     def sock(self) -> socket.socket:
@@ -147,8 +150,8 @@ class FrameSocket:
         if self._sock.family != socket.AF_UNIX:
             codec = compression.common(offer.codecs, theirs.codecs)
             self._squeezer = compression.Squeezer(codec, clock=self._clock) if codec else None
-        elif offer.shared and theirs.shared and shared_memory.available():
-            self._segments, self._mappings = shared_memory.Segments(self._shared_bytes), shared_memory.Mappings()
+        elif offer.shared and theirs.shared and memory.available():
+            self._segments, self._mappings = memory.Segments(self._shared_bytes), memory.Mappings()
         return theirs
 
     def receiving(self, receives: Callable[[Kind, int], Receive]) -> Steps[Frame]:
@@ -382,3 +385,31 @@ def _tune(sock: socket.socket) -> None:
 
 def _as_connection_error(e: OSError) -> ConnectionError:
     return e if isinstance(e, ConnectionError) else ConnectionResetError(str(e))
+
+
+# -- bytes of a connection as the kernel has counted them (Linux --------------------------------------------------
+
+
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_RECEIVED_AT, _SENT_AT, _LENGTH = 128, 200, 208
+_carriers: WeakKeyDictionary[socket.socket, Any] = WeakKeyDictionary()
+
+
+def carry(plain: socket.socket, carrier: Any) -> None:
+    """Says that what passes a plain socket of this process travels over another one, such as encrypted."""
+    _carriers[plain] = carrier
+
+
+def kernel_bytes(sock: socket.socket) -> tuple[int, int] | None:
+    """Bytes that the kernel has sent and received over a connection; None: it is closed, is no TCP connection, or they are not counted."""
+    carrier = _carriers.get(sock, sock)
+    if carrier is None or _TCP_INFO is None or carrier.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
+    try:
+        info = carrier.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+    except (OSError, ValueError):
+        return None
+    if len(info) < _LENGTH:  # before Linux 4.19
+        return None
+    (received,), (sent,) = struct.unpack_from("=Q", info, _RECEIVED_AT), struct.unpack_from("=Q", info, _SENT_AT)
+    return sent, received

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ephemeron.communication.rpc import compression, shared_memory
+from ephemeron.communication.rpc import compression, memory
 from ephemeron.communication.rpc.auth import Offer
 from ephemeron.communication.rpc.frame import FrameLimits, Receive
 from ephemeron.communication.rpc.frame_socket import FrameSocket
-from ephemeron.communication.rpc.pool import POOL, BufferPool
+from ephemeron.communication.rpc.memory import POOL, BufferPool
 from ephemeron.communication.rpc.session import Session
 from ephemeron.errors import JobError
 
@@ -30,7 +30,7 @@ class Options:
     """Whether data may be compressed where the link is slower than the codec; TCP only."""
     shared: bool = True
     """A server's: whether Unix clients that ask for it may share memory."""
-    shared_bytes: int = shared_memory.LIMIT_BYTES
+    shared_bytes: int = memory.LIMIT_BYTES
     """Memory that this end may share with the other end of one connection, for what it sends."""
     pool: BufferPool = field(default_factory=lambda: POOL)
     """Memory for what arrives."""
@@ -54,7 +54,7 @@ class Options:
     def offer(self, *, shared: bool) -> Offer:
         """Offer to the other end."""
         codecs = compression.offered() if self.compress else ()
-        ready = shared and self.shared and shared_memory.available()
+        ready = shared and self.shared and memory.available()
         return Offer(max_calls=self.max_calls, codecs=codecs, shared=ready)
 
     def session(self, theirs: Offer, *, client: bool) -> Session:

@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ephemeron.communication.channels.base import Channel
-from ephemeron.communication.channels.retry import RetryPolicy
-from ephemeron.communication.channels.retrying import Retrying
+from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import InvocationRefused
 from ephemeron.functions.async_invoke.records import InvokeRequest, Record, RecordKeys, SendingRecord, SentRecord, UnsentRecord, new_id

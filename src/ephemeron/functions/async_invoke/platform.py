@@ -16,8 +16,7 @@ from typing import Self
 
 from ephemeron.communication.channels.address import open_channel
 from ephemeron.communication.channels.base import Channel
-from ephemeron.communication.channels.retry import RetryPolicy
-from ephemeron.communication.channels.retrying import Retrying
+from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.errors import ChannelError, InvocationRefused, PlatformError
 from ephemeron.events import Event, to_json
 from ephemeron.functions.async_invoke.call_tracker import CallTracker

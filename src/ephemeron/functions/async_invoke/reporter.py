@@ -23,8 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from ephemeron.communication.channels.base import Channel
-from ephemeron.communication.channels.retry import RetryPolicy
-from ephemeron.communication.channels.retrying import Retrying
+from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.communication.channels.wrappers import Metered
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelError, ChannelUnreachable, KeyExists

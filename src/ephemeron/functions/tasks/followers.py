@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ephemeron.communication.channels._buffers import joined
+from ephemeron.communication.channels.base import joined
 from ephemeron.functions.tasks.model import TaskEdge, TaskLease, TaskSpec
 from ephemeron.functions.tasks.packing import batch_name
 from ephemeron.functions.tasks.queue import TaskLeases

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ephemeron.communication.channels.cache import CacheChannel
-from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.communication.channels.retrying import RetryPolicy
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelEmptied, ChannelUnreachable, JobError
 from ephemeron.functions.tasks import redis_scripts as scripts

@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ephemeron.communication.channels._buffers import joined
-from ephemeron.communication.channels.base import Buffer, Channel
+from ephemeron.communication.channels.base import Buffer, Channel, joined
 from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.communication.durable_put import create_durable, create_durable_from
 from ephemeron.errors import ChannelEmptied, JobError

@@ -3,8 +3,7 @@
 `times`, `optimizer` and `profile` need torch and are imported by name; links do not.
 """
 
-from ephemeron.partition.costs.fitting import LinkFit, fit_link
-from ephemeron.partition.costs.links import MeasuredTopology, measure_here, measure_links
+from ephemeron.partition.costs.links import LinkFit, MeasuredTopology, fit_link, measure_here, measure_links
 from ephemeron.partition.costs.peer import Throttle
 
 __all__ = ["LinkFit", "MeasuredTopology", "Throttle", "fit_link", "measure_here", "measure_links"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ephemeron.partition.costs.table import Costs
-from ephemeron.partition.placement.search_budget import Timer
+from ephemeron.partition.placement.plan import Timer
 from ephemeron.partition.placement.sequencing import makespan_s, timed
 
 OVERFULL = 3.0

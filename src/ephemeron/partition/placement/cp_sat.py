@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ephemeron.partition._optional import cp_model
+from ephemeron.errors import MissingExtra
 from ephemeron.partition.costs.table import Costs
-from ephemeron.partition.placement.search_budget import SearchBudget, Timer
+from ephemeron.partition.placement.plan import SearchBudget, Timer
 from ephemeron.partition.placement.sequencing import timed
 from ephemeron.partition.schedule_simulator.schedule import DeviceOrders, Pass, Task
 
@@ -254,3 +254,19 @@ def _ticked(costs: Costs, ticks: Any) -> Costs:
         send=tuple(tuple(tuple(float(ticks(s)) for s in row) for row in m) for m in costs.send),
         back=tuple(tuple(tuple(float(ticks(s)) for s in row) for row in m) for m in costs.back),
     )
+
+
+# -- optional solvers, imported on first use ----------------------------------------------------------------------
+
+
+def cp_model() -> Any:
+    """CP-SAT of OR-tools.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    try:
+        from ortools.sat.python import cp_model as module
+    except ImportError:
+        raise MissingExtra("OR-tools, whose CP-SAT orders placed operators,", "partition") from None
+    return module

@@ -12,15 +12,33 @@ usual three inequalities. For the bound these constraints are added, which hold 
 - and longer by its *ramps*: the first pass on a device needs something from another device, unless it is a source. Of the
   used devices, the k-th to begin does so no earlier than the k-th smallest time at which a node could begin with all its inputs
   received; likewise at the end, with gradients.
+
+Suppression of solver output: HiGHS prints when it transforms a solution, independent of its log options.
+
+It prints to C's `stdout`. While a solver runs, that variable points to the null device. File descriptor 1 and Python's `sys.stdout` do
+not change, so Python output of other threads is kept; output of C code in other threads is dropped, too.
+
+Mixed-integer linear programs, written row by row and solved by SciPy's HiGHS.
+
+Deterministic: the same program with the same limit of branches has the same result; a time limit ends the search at any point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import ctypes
+import logging
+import math
+import os
+import platform
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
+from ephemeron.errors import MissingExtra
 from ephemeron.partition.costs.table import Costs
-from ephemeron.partition.placement.milp import MilpProgram, Solution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,3 +253,148 @@ def path_bound_s(costs: Costs) -> float:
         down[i] = max((down[costs.producer[t]] for t in costs.inputs[i]), default=0.0) + min(costs.forward[i])
         up[i] = max((up[costs.producer[t]] for t in costs.inputs[i]), default=0.0) + min(costs.backward[i])
     return max(a + b for a, b in zip(down, up, strict=True))
+
+
+# -- suppression of solver output ---------------------------------------------------------------------------------
+
+
+_LOCK = threading.Lock()
+_OPEN = 0
+"""Number of open contexts."""
+_KEPT: int | None = None
+_SINK: int | None = None
+"""Opened once and never closed: C code may still hold it."""
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Context in which output of C code by `printf` and similar functions is dropped; contexts may overlap.
+
+    Without glibc, whose `stdout` is a variable, nothing happens.
+    """
+    global _OPEN, _KEPT, _SINK
+    out = _c_stdout()
+    if out is None:
+        yield
+        return
+    with _LOCK:
+        if _OPEN == 0:
+            if _SINK is None:
+                opening: Any = ctypes.CDLL(None).fopen
+                opening.restype = ctypes.c_void_p
+                _SINK = opening(os.devnull.encode(), b"w")
+            _KEPT, out.value = out.value, _SINK if _SINK is not None else out.value
+        _OPEN += 1
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _OPEN -= 1
+            if _OPEN == 0:
+                out.value = _KEPT
+
+
+@cache
+def _c_stdout() -> ctypes.c_void_p | None:
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    try:
+        return ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout")
+    except (ValueError, OSError, TypeError):
+        return None
+
+
+# -- mixed-integer linear programs --------------------------------------------------------------------------------
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """Result of a solver."""
+
+    values: tuple[float, ...] | None
+    """By variable; None: no solution was found."""
+    value: float
+    """Objective; infinite without a solution."""
+    bound: float
+    """Proved lower bound; minus infinity: none, infinity: there is no solution."""
+    nodes: int
+    """Number of explored branches."""
+
+
+@dataclass(slots=True)
+class MilpProgram:
+    """Minimise cost·x, rows within limits, some variables whole numbers."""
+
+    cost: list[float] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    rows: list[tuple[dict[int, float], float, float]] = field(default_factory=list)
+
+    def variable(self, lower: float = 0.0, upper: float = math.inf, *, whole: bool = False, cost: float = 0.0) -> int:
+        """Add a variable; its number."""
+        self.cost.append(cost)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.whole.append(whole)
+        return len(self.cost) - 1
+
+    def row(self, terms: Mapping[int, float], *, least: float = -math.inf, most: float = math.inf) -> None:
+        """Add a row least ≤ Σ terms ≤ most."""
+        self.rows.append((dict(terms), least, most))
+
+    def solve(self, *, time_limit_s: float = math.inf, node_limit: int = 10_000_000, gap: float = 1e-6, relaxed: bool = False) -> Solution:
+        """Solution of the program.
+
+        Args:
+            time_limit_s: of HiGHS.
+            node_limit: branches.
+            gap: relative gap at which the solver stops.
+            relaxed: whole numbers need not be whole.
+
+        Raises:
+            MissingExtra: SciPy is not installed.
+        """
+        try:
+            import numpy as np
+            from scipy.optimize import Bounds, LinearConstraint, milp
+            from scipy.sparse import csr_array
+        except ImportError:
+            raise MissingExtra("SciPy, which solves the linear programs of placement,", "partition") from None
+        if time_limit_s <= 0:
+            return Solution(values=None, value=math.inf, bound=-math.inf, nodes=0)
+        starts: list[int] = [0]
+        columns: list[int] = []
+        numbers: list[float] = []
+        for terms, _, _ in self.rows:
+            columns.extend(terms.keys())
+            numbers.extend(terms.values())
+            starts.append(len(columns))
+        matrix = csr_array((numbers, columns, starts), shape=(len(self.rows), len(self.cost)))
+        options: dict[str, float | int] = {"node_limit": node_limit, "mip_rel_gap": gap}
+        if time_limit_s < math.inf:
+            options["time_limit"] = time_limit_s
+        integrality = np.zeros(len(self.cost)) if relaxed else np.array(self.whole, dtype=int)
+        _log.debug("HiGHS starts: %d variables, %d rows", len(self.cost), len(self.rows))
+        with silent():
+            result = milp(
+                np.array(self.cost),
+                integrality=integrality,
+                bounds=Bounds(np.array(self.lower), np.array(self.upper)),
+                constraints=LinearConstraint(matrix, [r[1] for r in self.rows], [r[2] for r in self.rows]),
+                options=options,
+            )
+        _log.debug("HiGHS ends: %s", result.message)
+        if result.status == 2:
+            return Solution(values=None, value=math.inf, bound=math.inf, nodes=0)
+        values = None if result.x is None else tuple(float(v) for v in result.x)
+        value = math.inf if values is None else float(result.fun)
+        proved = getattr(result, "mip_dual_bound", None)
+        if integrality.any():
+            bound = -math.inf if proved is None or math.isnan(proved) else float(proved)
+        else:
+            bound = value if result.status == 0 else -math.inf
+        return Solution(values=values, value=value, bound=min(bound, value), nodes=int(getattr(result, "mip_node_count", 0) or 0))

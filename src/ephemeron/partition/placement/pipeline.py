@@ -15,11 +15,18 @@ from dataclasses import dataclass
 from random import Random
 
 from ephemeron.partition.costs.table import Costs
-from ephemeron.partition.placement.adjacent import AdjacentSearch
-from ephemeron.partition.placement.chains import ChainSearch, ChainSearchResult
-from ephemeron.partition.placement.device_classes import DeviceClasses, classes_of, coarse_classes_of, permutations, sequences
-from ephemeron.partition.placement.downsets import downsets_of, units_of, without_idle_ends
-from ephemeron.partition.placement.search_budget import SearchBudget, Timer
+from ephemeron.partition.placement.chains import AdjacentSearch, ChainSearch, ChainSearchResult
+from ephemeron.partition.placement.downsets import (
+    DeviceClasses,
+    classes_of,
+    coarse_classes_of,
+    downsets_of,
+    permutations,
+    sequences,
+    units_of,
+    without_idle_ends,
+)
+from ephemeron.partition.placement.plan import SearchBudget, Timer
 from ephemeron.partition.placement.stages import DeviceOrder, StagedPlacement, annealed_stages, cuts, in_flight, repaired, staged
 from ephemeron.partition.placement.stages_program import StagesProgram
 from ephemeron.partition.schedule_simulator.schedule import Schedule

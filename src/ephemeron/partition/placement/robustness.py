@@ -21,8 +21,7 @@ from ephemeron.partition.costs.table import costs_of
 from ephemeron.partition.graph.graph import Graph, Node
 from ephemeron.partition.graph.topology import Topology
 from ephemeron.partition.placement.pipeline import best_pipeline, staging
-from ephemeron.partition.placement.plan import PlacementPlan
-from ephemeron.partition.placement.search_budget import SearchBudget, timer
+from ephemeron.partition.placement.plan import PlacementPlan, SearchBudget, timer
 from ephemeron.partition.schedule_simulator.simulator import replay
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ephemeron.partition.costs.table import Costs
-from ephemeron.partition.placement.search_budget import Timer
+from ephemeron.partition.placement.plan import Timer
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ephemeron.partition.costs.table import Costs
-from ephemeron.partition.placement.milp import MilpProgram, Solution
+from ephemeron.partition.placement.milp_model import MilpProgram, Solution
 from ephemeron.partition.placement.stages import DeviceOrder
 
 

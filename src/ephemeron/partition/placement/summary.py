@@ -11,7 +11,7 @@ from ephemeron.partition.graph.graph import Graph
 from ephemeron.partition.graph.topology import Topology
 from ephemeron.partition.placement.plan import PlacementCandidate, PlacementPlan
 from ephemeron.partition.placement.robustness import Robustness
-from ephemeron.partition.schedule_simulator.replay import Replay
+from ephemeron.partition.schedule_simulator.schedule import Replay
 from ephemeron.units import exact_seconds, human_bytes
 
 SAME = 5e-7

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from ephemeron.partition.schedule_simulator.replay import Replay, ReplaySpan
+from ephemeron.partition.schedule_simulator.schedule import Replay, ReplaySpan
 from ephemeron.rendering.svg import Scale, el, joined, num, text, ticks
 from ephemeron.units import exact_seconds, human_bytes
 

@@ -14,7 +14,7 @@ from ephemeron.partition.graph.topology import Topology
 from ephemeron.partition.placement.summary import PlacementSummary
 from ephemeron.partition.report.gantt import gantt
 from ephemeron.partition.report.operators import MOST, operators_svg
-from ephemeron.partition.schedule_simulator.replay import Replay
+from ephemeron.partition.schedule_simulator.schedule import Replay
 from ephemeron.partition.serialization.documents import graph_to_json, plan_to_json, topology_to_json
 from ephemeron.rendering.page import card, document, header, table, tiled
 from ephemeron.rendering.svg import el

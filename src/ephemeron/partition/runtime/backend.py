@@ -12,9 +12,9 @@ import torch
 from ephemeron.partition.runtime.boundaries import stage_boundaries
 from ephemeron.partition.runtime.device import DeviceRun, MicroBatchInput, StageMessage, devices_of
 from ephemeron.partition.runtime.execution import MicroBatchLoss
+from ephemeron.partition.runtime.micro_batches import Training
 from ephemeron.partition.runtime.optimizer_step import Options
-from ephemeron.partition.runtime.training import Training
-from ephemeron.partition.schedule_simulator.replay import ReplaySpan
+from ephemeron.partition.schedule_simulator.schedule import ReplaySpan
 from ephemeron.partition.tracing.split import ModelSplit, Stage
 
 

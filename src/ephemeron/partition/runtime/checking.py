@@ -26,8 +26,7 @@ from ephemeron.errors import JobError, TraceMismatch
 from ephemeron.partition.runtime.backend import InProcessBackend
 from ephemeron.partition.runtime.boundaries import stage_boundaries
 from ephemeron.partition.runtime.device import MicroBatchInput
-from ephemeron.partition.runtime.micro_batches import MicroBatch, cut
-from ephemeron.partition.runtime.training import Training
+from ephemeron.partition.runtime.micro_batches import MicroBatch, Training, cut
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.tracing.check import difference, fresh, mean_square, tolerance
 from ephemeron.partition.tracing.split import ModelSplit

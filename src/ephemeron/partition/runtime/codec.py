@@ -17,8 +17,7 @@ from ephemeron.partition.runtime.device import MicroBatchInput, StageMessage
 from ephemeron.partition.runtime.dispatcher import Operation
 from ephemeron.partition.runtime.execution import MicroBatchLoss
 from ephemeron.partition.runtime.value_codec import BoundaryValue, ValueRow, decode_tensors, decode_values, encode_values
-from ephemeron.partition.schedule_simulator.replay import ReplaySpan
-from ephemeron.partition.schedule_simulator.schedule import Pass
+from ephemeron.partition.schedule_simulator.schedule import Pass, ReplaySpan
 
 Header: TypeAlias = Mapping[str, object]
 Buffers: TypeAlias = Sequence[memoryview | bytearray]

@@ -19,10 +19,9 @@ from ephemeron.errors import StageFailed
 from ephemeron.partition.runtime.boundaries import StageBoundary, results_of, stage_boundaries
 from ephemeron.partition.runtime.dispatcher import Dispatcher, Operation, in_flight
 from ephemeron.partition.runtime.execution import LossSpec, MicroBatchLoss, StageRun, written_inputs
+from ephemeron.partition.runtime.micro_batches import Training
 from ephemeron.partition.runtime.optimizer_step import OptimizerShard
-from ephemeron.partition.runtime.training import Training
-from ephemeron.partition.schedule_simulator.replay import ReplaySpan
-from ephemeron.partition.schedule_simulator.schedule import Pass
+from ephemeron.partition.schedule_simulator.schedule import Pass, ReplaySpan
 from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.partition.tracing.traced_module import TracedModule
 from ephemeron.user_code import guarded, line_of, raised_by

@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from ephemeron.partition.runtime.boundaries import StageBoundary
-from ephemeron.partition.runtime.training import Loss, Metrics, number_of
-from ephemeron.partition.tracing.sequential import leaf
-from ephemeron.partition.tracing.split import Stage
+from ephemeron.partition.runtime.micro_batches import Loss, Metrics, number_of
+from ephemeron.partition.tracing.split import Stage, leaf
 from ephemeron.partition.tracing.traced import Traced
 
 

@@ -43,8 +43,8 @@ from ephemeron.partition.runtime.codec import (
     encode_state,
 )
 from ephemeron.partition.runtime.device import MicroBatchInput, devices_of
+from ephemeron.partition.runtime.micro_batches import Training
 from ephemeron.partition.runtime.stage_worker import StageProcessConfig, connected, main
-from ephemeron.partition.runtime.training import Training
 from ephemeron.partition.tracing.split import ModelSplit
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from ephemeron.partition.graph.graph import Graph, Node, Tensor
 from ephemeron.partition.runtime.boundaries import boundary_bytes, results_of, stage_boundaries
 from ephemeron.partition.runtime.dispatcher import in_flight
 from ephemeron.partition.runtime.execution import LossSpec, StageRun
-from ephemeron.partition.runtime.training import Loss
+from ephemeron.partition.runtime.micro_batches import Loss
 from ephemeron.partition.schedule_simulator.schedule import Schedule, Task
 from ephemeron.partition.schedule_simulator.simulator import Takes
 from ephemeron.partition.tracing.split import ModelSplit

@@ -9,8 +9,7 @@ from ephemeron.errors import TraceMismatch
 from ephemeron.partition.tracing.check import TracingCheck, check, mean_square
 from ephemeron.partition.tracing.graph_builder import graph_of
 from ephemeron.partition.tracing.operators import Operator, operators
-from ephemeron.partition.tracing.sequential import SequentialPass, train_step
-from ephemeron.partition.tracing.split import ModelSplit, Port, Stage, StageSpec, split
+from ephemeron.partition.tracing.split import ModelSplit, Port, SequentialPass, Stage, StageSpec, split, train_step
 from ephemeron.partition.tracing.trace import Tracing, trace
 from ephemeron.partition.tracing.traced import Traced
 

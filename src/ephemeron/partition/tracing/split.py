@@ -6,6 +6,16 @@ Stages exchange named values. Sizes of the batch are plain numbers, which every 
 several devices read has a copy on each: `sum_shared_gradients` makes their gradients equal, and equal optimisers keep the copies equal (as
 Megatron does with tied embeddings). Buffers that change are on one device; constant ones are copied. Parameters that no operator reads are
 on the first stage, so that no state is lost.
+
+Stages of a placement, as names of operators. Pure.
+
+If tensors never return to a device, directly or through others, each device has one stage: a pipeline. Otherwise a device has several, each
+as large as possible: operators whose inputs come through another device are in a later stage.
+
+Forward and backward pass through all stages in one process; stages exchange named values only.
+
+Tensors are detached from autograd's graph at every stage boundary, as if they were sent, and their gradients are returned by name. So a split
+that works here works between processes.
 """
 
 from __future__ import annotations
@@ -17,12 +27,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ephemeron.errors import JobError
-from ephemeron.partition.tracing.operators import Ties, front_numbers, operators, states_read
+from ephemeron.partition.tracing.operators import Operator, Ties, front_numbers, operators, states_read
 from ephemeron.partition.tracing.program import Ref, TracedStep, leaves
 from ephemeron.partition.tracing.side_effects import references
-from ephemeron.partition.tracing.staging import stages_of
 from ephemeron.partition.tracing.traced import Traced, full_state
 from ephemeron.partition.tracing.traced_module import TracedModule
 
@@ -211,3 +221,172 @@ def _shared(traced: Traced, stages: Sequence[Stage]) -> dict[str, tuple[str, ...
 def _port(traced: Traced, name: str, source: int | None) -> Port:
     v = traced.observation.values[name]
     return Port(name=name, kind=v.kind, nbytes=v.nbytes, needs_gradient=v.needs_gradient, source=source)
+
+
+# -- stages of a placement, as names of operators. Pure -----------------------------------------------------------
+
+
+def stages_of(
+    operators: Sequence[Operator], placement: Mapping[str, str], devices: Sequence[str] = ()
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Device and operators of each stage, in topological order.
+
+    Args:
+        operators: each after its inputs.
+        placement: device by operator.
+        devices: of a pipeline, in its order; empty: the first order that is found.
+
+    Raises:
+        JobError: an operator without a device, an unknown one, a group on several devices, a group that other devices
+            would have to interrupt, or devices in an order that sends a tensor backwards; named.
+    """
+    _check(operators, placement)
+    maker = {n: o.name for o in operators for n in o.outputs}
+    before = {o.name: {maker[n] for n in o.inputs} for o in operators}
+    order = _device_order(operators, before, placement, devices)
+    if order is not None:
+        return tuple((d, tuple(o.name for o in operators if placement[o.name] == d)) for d in order)
+    level = _levels(operators, before, placement)
+    keys = sorted({(level[o.name], placement[o.name]) for o in operators})
+    return tuple((d, tuple(o.name for o in operators if (level[o.name], placement[o.name]) == (k, d))) for k, d in keys)
+
+
+def _check(operators: Sequence[Operator], placement: Mapping[str, str]) -> None:
+    known = {o.name for o in operators}
+    for name in placement:
+        if name not in known:
+            raise JobError(f"placement has {name}, which is no operator of the model", remedy="place the graph of this model")
+    at: dict[str, tuple[str, str]] = {}
+    for o in operators:
+        if o.name not in placement:
+            raise JobError(f"placement has no device for operator {o.name}", remedy="place every operator")
+        if o.group is not None:
+            first, device = at.setdefault(o.group, (o.name, placement[o.name]))
+            if device != placement[o.name]:
+                raise JobError(
+                    f"placement puts {first} on {device} and {o.name} on {placement[o.name]}, and they share state that changes",
+                    remedy="put nodes of one group on one device",
+                )
+
+
+def _device_order(
+    operators: Sequence[Operator], before: Mapping[str, set[str]], placement: Mapping[str, str], given: Sequence[str]
+) -> list[str] | None:
+    """Devices, each after those that send to it; None if there is a cycle."""
+    waits: dict[str, set[str]] = {placement[o.name]: set() for o in operators}
+    for o in operators:
+        waits[placement[o.name]] |= {placement[b] for b in before[o.name]} - {placement[o.name]}
+    if given:
+        wrong = sorted(set(given) ^ set(waits)) + [d for k, d in enumerate(given) if d in waits and not waits[d] <= set(given[:k])]
+        if wrong or len(given) != len(waits):
+            raise JobError(
+                f"stages = {', '.join(given)} is no order of the placement's devices in which tensors only go forward",
+                remedy="take stages and placement of one plan",
+            )
+        return list(given)
+    order: list[str] = []
+    while len(order) < len(waits):
+        free = next((d for d in waits if d not in order and waits[d] <= set(order)), None)
+        if free is None:
+            return None
+        order.append(free)
+    return order
+
+
+def _levels(operators: Sequence[Operator], before: Mapping[str, set[str]], placement: Mapping[str, str]) -> dict[str, int]:
+    """Most changes of device on a path to each operator; equal within a group."""
+    level = {o.name: 0 for o in operators}
+    groups: dict[str, list[str]] = {}
+    for o in operators:
+        if o.group is not None:
+            groups.setdefault(o.group, []).append(o.name)
+    for _ in range(len(operators) + 1):
+        changed = False
+        for o in operators:
+            least = max((level[b] + (placement[b] != placement[o.name]) for b in before[o.name]), default=0)
+            if level[o.name] < least:
+                level[o.name], changed = least, True
+        for names in groups.values():
+            top = max(level[n] for n in names)
+            changed |= any(level[n] < top for n in names)
+            level.update(dict.fromkeys(names, top))
+        if not changed:
+            return level
+    worst = max(groups, key=lambda g: level[groups[g][0]])
+    raise JobError(
+        f"placement sends outputs of {', '.join(groups[worst][:4])} to another device and back to the same group, which cannot be divided",
+        remedy="place the operators between them on the same device",
+    )
+
+
+# -- forward and backward pass through all stages in one process; stages exchange named values only ---------------
+
+
+class SequentialPass:
+    """Forward pass: the model's result, and the values that `backward` needs.
+
+    Attributes:
+        result: as the original's; its tensors are leaves of autograd's graph, so a loss of it can be differentiated.
+    """
+
+    def __init__(self, split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.split = split
+        traced = split.traced
+        given = traced.named_inputs(tuple(args), kwargs)
+        store: dict[str, object] = {**given, **split.numbers(given)}
+        self._entered: list[dict[str, torch.Tensor]] = []
+        self._left: list[dict[str, object]] = []
+        for stage in split.stages:
+            own = {p.name: leaf(store[p.name], p.needs_gradient and p.name not in given) for p in stage.spec.inputs}
+            made = stage(own)
+            self._entered.append({n: t for n, t in own.items() if isinstance(t, torch.Tensor)})
+            self._left.append(made)
+            store |= made
+        ends = {n: t for made in self._left for n, t in made.items()}
+        self._ends = {n: leaf(t, t.requires_grad) for n, t in ends.items() if isinstance(t, torch.Tensor)}
+        self.result = _result(split, {**store, **self._ends})
+
+    def backward(self) -> None:
+        """Backward pass through all stages, last first, after `backward` of a loss of the result; then sums gradients of shared parameters."""
+        gradients: dict[str, torch.Tensor] = {n: t.grad for n, t in self._ends.items() if t.grad is not None}
+        for entered, left in zip(reversed(self._entered), reversed(self._left), strict=True):
+            ready = [(t, gradients[n]) for n, t in left.items() if n in gradients and isinstance(t, torch.Tensor) and t.requires_grad]
+            if ready:
+                torch.autograd.backward([t for t, _ in ready], [g for _, g in ready])
+            for name, t in entered.items():
+                if t.requires_grad and t.grad is not None:
+                    gradients[name] = gradients[name] + t.grad if name in gradients else t.grad
+        self.split.sum_shared_gradients()
+
+
+def train_step(split: ModelSplit, args: Sequence[Any], kwargs: Mapping[str, Any] | None, loss: Any) -> tuple[Any, torch.Tensor]:
+    """One forward and backward pass; gradients are added to those of the stages' parameters.
+
+    Args:
+        split: the stages, in training mode.
+        args, kwargs: a batch.
+        loss: of the result.
+
+    Returns:
+        The result and the loss.
+    """
+    done = SequentialPass(split, args, kwargs or {})
+    value = loss(done.result)
+    if any(t.requires_grad for t in tree_leaves(done.result) if isinstance(t, torch.Tensor)):
+        value.backward()
+    done.backward()
+    return done.result, value
+
+
+def leaf(value: Any, needs_gradient: bool) -> Any:
+    """Received value: detached from autograd's graph, and with a gradient if `needs_gradient`.
+
+    All dtypes that autograd differentiates can have one, including complex ones; integers and booleans cannot.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().requires_grad_(needs_gradient and (value.is_floating_point() or value.is_complex()))
+
+
+def _result(split: ModelSplit, values: Mapping[str, Any]) -> Any:
+    return split.traced.result(values)

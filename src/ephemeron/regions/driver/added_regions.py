@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ephemeron.communication.channels import Channel, open_channel
-from ephemeron.communication.channels.retry import BRIEF
+from ephemeron.communication.channels.retrying import BRIEF
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.typed import build, plain

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ephemeron.communication.channels.base import Channel
-from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.communication.channels.retrying import RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config.typed import AtLeast, Within, build, plain
 from ephemeron.errors import DamagedObject, JobError, KeyExists, ServiceUnreachable

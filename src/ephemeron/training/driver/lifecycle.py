@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from ephemeron import logs
 from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.credentials import environment
-from ephemeron.communication.channels.retry import BRIEF
+from ephemeron.communication.channels.retrying import BRIEF
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.keys import Keys
 from ephemeron.errors import UserError

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ephemeron.communication.channels.base import Channel
-from ephemeron.communication.channels.retry import RetryPolicy
-from ephemeron.communication.channels.retrying import Outage
+from ephemeron.communication.channels.retrying import Outage, RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel, outage_text
 from ephemeron.communication.keys import Keys
 from ephemeron.communication.signing import SigningKey

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ephemeron.communication.direct.mesh import Mesh
-from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel
-from ephemeron.communication.direct.pushed_channel import PushedChannel
+from ephemeron.communication.direct.peer_channel import Exchange, PeerChannel, PushedChannel
 from ephemeron.communication.direct.transport import Transport
 from ephemeron.communication.keys import Keys
 from ephemeron.events import Traffic

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-from ephemeron.communication.channels.retry import CHANNEL_RETRY_S
+from ephemeron.communication.channels.retrying import CHANNEL_RETRY_S
 from ephemeron.config.typed import AtLeast, NonNegative, build
 from ephemeron.errors import CorruptMessage, JobError
 

@@ -90,7 +90,7 @@ def divide(
     """
     import torch
 
-    from ephemeron.partition.costs.estimating import estimated_s
+    from ephemeron.partition.costs.times import estimated_s
     from ephemeron.partition.runtime import check_stages
     from ephemeron.partition.runtime.micro_batches import sizes
     from ephemeron.partition.tracing import graph_of, operators, split, trace
