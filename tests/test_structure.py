@@ -8,7 +8,7 @@ import pytest
 
 from structure import REGISTRIES, SNAPSHOTS, TAKEN, Structure, abstract_methods, keys
 
-LARGEST_CIRCLE = 3
+LARGEST_CIRCLE = 2
 LARGEST_FOLDER = 30
 MOST_ABSTRACT = 6
 
