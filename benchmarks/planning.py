@@ -32,7 +32,7 @@ from benchmarks import planning_thesis
 from benchmarks.common import environment, write
 from benchmarks.planning_tables import DISTRIBUTED, KREDUCE, ROWS, Published, described, epochs, space_of
 from benchmarks.planning_workloads import COUNT, cpu_seconds
-from ephemeron.training.planner.baselines import published, two_stage
+from ephemeron.training.planner.baselines import two_stage
 from ephemeron.training.planner.baselines.two_stage import evaluate
 from ephemeron.training.planner.model.builtin import builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile
@@ -51,7 +51,7 @@ def search_rows(row: Published, platform: PlatformProfile, repeats: int) -> list
             for name, step, search in (("exact, 128 MB", 128, exact), ("exact, 1 MB", 1, exact), ("two-stage, 128 MB", 128, two_stage)):
                 if step == 1 and model == "published":
                     continue  # bounds are loose there; ResNet50 takes minutes
-                space, limits = space_of(row, patterns, platform, n, step=step, equations=published if model == "published" else None)
+                space, limits = space_of(row, patterns, platform, n, step=step, equations=two_stage if model == "published" else None)
                 found[name] = search(space, limits)
                 seconds.setdefault(name, []).append(found[name].seconds)
         optimum = found["exact, 128 MB"].best

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from ephemeron.training.planner.baselines import published
+from ephemeron.training.planner.baselines import two_stage
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import Prediction
 from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload
@@ -147,7 +147,7 @@ def workload(row: Published) -> Workload:
 def epochs(row: Published, platform: PlatformProfile) -> int:
     """Number of epochs with which the thesis's two-stage result costs as much as in table 5.2."""
     w, m, ba, k, bn = row.best
-    one = published(
+    one = two_stage(
         workload(row),
         platform,
         ExecutionOptions(pattern="k-reduce", sync="hap"),

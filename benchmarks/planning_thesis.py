@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planning_tables import KREDUCE, ROWS, Published, described, epochs, space_of, workload
-from ephemeron.training.planner.baselines import published
+from ephemeron.training.planner.baselines import two_stage
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
 from ephemeron.training.planner.model.profile import PlatformProfile, parse_platform
@@ -29,7 +29,7 @@ THESIS = {"scatter-reduce": {"saves_time": 0.168, "saves_cost": 0.283}, "all-red
 THESIS_OPTIMA = {"BERT-Base": 0.390, "ResNet50": 0.267, "MobileNet": 0.258, "SqueezeNet": 0.532}
 """Cost saved by K-REDUCE's optimum compared with that of ScatterReduce."""
 BEFORE = Path(__file__).with_name("planning_transfer_before.json")
-MODELS = (("published", published), ("ours", predict))
+MODELS = (("published", two_stage), ("ours", predict))
 
 
 def before(platform: PlatformProfile) -> PlatformProfile:
@@ -88,7 +88,7 @@ def _optima(row: Published, objects: PlatformProfile, server: PlatformProfile) -
             if model == "published" and platform is server:
                 continue  # the thesis has no equations for a parameter server
             named = terms[:1] if model == "published" else terms
-            space, limits = space_of(row, named, platform, n, equations=published if model == "published" else None)
+            space, limits = space_of(row, named, platform, n, equations=two_stage if model == "published" else None)
             best = exact(space, limits).best
             take = functools.partial(_predicted, f, what, platform, n, *named[0])
             predicted = None if theirs is None else take(*theirs)

@@ -107,8 +107,7 @@ async def aws(folder: Path) -> AsyncIterator[World]:
 @asynccontextmanager
 async def openfaas(folder: Path) -> AsyncIterator[World]:
     """OpenFaaS on our gateway, with the real handler in each replica."""
-    from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of
-    from ephemeron.functions.openfaas.deploy.recipe import write_recipe
+    from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of, write_recipe
     from ephemeron.functions.openfaas.gateway import Gateway
     from ephemeron.functions.openfaas.platform import OpenFaasPlatform
     from ephemeron.functions.openfaas.settings import Credentials, OpenFaasSettings

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from ephemeron.cli.main import main
 from ephemeron.communication.channels import open_channel
 from ephemeron.events import Note, RunEnded, RunStarted, to_json
-from ephemeron.functions.daemon_files import LOCK_FILE
+from ephemeron.functions.daemon_messages import LOCK_FILE
 from ephemeron.runs import folders as homes
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.status import session_end, status_of

@@ -21,7 +21,7 @@ from ephemeron.communication.channels import open_channel
 from ephemeron.functions import early_daemon as early
 from ephemeron.functions.base import Call, Limits, Outcome
 from ephemeron.functions.cgroups import Enforcement
-from ephemeron.functions.daemon_files import EARLY, short_folder
+from ephemeron.functions.daemon_messages import EARLY, short_folder
 from ephemeron.functions.early_daemon import early_daemon, want_functions
 from ephemeron.functions.function_process import FunctionProcess, WarmPool
 from ephemeron.functions.local import LocalPlatform, sweep

@@ -25,8 +25,20 @@ from ephemeron import logs
 from ephemeron.communication.rpc import Server
 from ephemeron.config.typed import build
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
-from ephemeron.functions.daemon_files import EARLY, HOST_FILE, LOCK_FILE, LOGS_FOLDER, PRIVATE, remove_remains, short_folder, write_private
-from ephemeron.functions.daemon_messages import DaemonAddress, DaemonSettings, EarlyRequest, FunctionsWanted
+from ephemeron.functions.daemon_messages import (
+    EARLY,
+    HOST_FILE,
+    LOCK_FILE,
+    LOGS_FOLDER,
+    PRIVATE,
+    DaemonAddress,
+    DaemonSettings,
+    EarlyRequest,
+    FunctionsWanted,
+    remove_remains,
+    short_folder,
+    write_private,
+)
 from ephemeron.functions.fork_server import Forks
 from ephemeron.functions.function_process import FunctionProcess, with_threads
 from ephemeron.functions.hosted_run import function_environment

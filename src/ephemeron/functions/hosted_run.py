@@ -11,17 +11,17 @@ from typing import IO
 
 from ephemeron.errors import PlatformError
 from ephemeron.events import Ended, to_json
-from ephemeron.functions.daemon_files import (
+from ephemeron.functions.daemon_messages import (
     CHANNEL_FOLDER,
     EVENTS_FILE,
     HOST_FILE,
     LOCK_FILE,
     LOGS_FOLDER,
     SCRATCH_FOLDER,
+    DaemonAddress,
     remove_remains,
     write_private,
 )
-from ephemeron.functions.daemon_messages import DaemonAddress
 from ephemeron.functions.jsonl import Journal, quota_mb, unfinished
 
 

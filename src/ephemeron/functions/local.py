@@ -35,16 +35,19 @@ from ephemeron.errors import CallTimedOut, InvocationRefused, PlatformError, Pro
 from ephemeron.errors import DaemonGone as DaemonGone
 from ephemeron.events import Event, Note, to_json
 from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform
-from ephemeron.functions.daemon_files import (
+from ephemeron.functions.daemon_messages import (
     CHANNEL_FOLDER,
     EVENTS_FILE,
     HOST_FILE,
     LOCK_FILE,
     SCRATCH_FOLDER,
+    DaemonStatus,
+    InvocationParams,
+    InvokeParams,
+    RunParams,
     remove_early_remains,
     remove_remains,
 )
-from ephemeron.functions.daemon_messages import DaemonStatus, InvocationParams, InvokeParams, RunParams
 from ephemeron.functions.jsonl import Journal, follow, latest_t
 from ephemeron.functions.local_daemon_client import DaemonStart, held, join, reach, reach_or_launch, settings_of, status_of
 from ephemeron.functions.passed_on import daemon_environment

@@ -20,8 +20,7 @@ from ephemeron.config import own_processes
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import DaemonGone, JobError, PlatformError, ProtocolError, RemoteError, TokenRefused
 from ephemeron.functions.base import Limits
-from ephemeron.functions.daemon_files import HOST_FILE, address_in
-from ephemeron.functions.daemon_messages import DaemonSettings, DaemonStatus, OpenParams
+from ephemeron.functions.daemon_messages import HOST_FILE, DaemonSettings, DaemonStatus, OpenParams, address_in
 from ephemeron.functions.early_daemon import waiting_daemon
 
 START_S = 60.0

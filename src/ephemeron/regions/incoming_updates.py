@@ -13,7 +13,7 @@ from ephemeron.regions.communicator.base import UpdateExchange
 from ephemeron.regions.policies import AdaptiveSchedule, Contribution, Due, ExchangeSchedule, weighted_mean
 from ephemeron.regions.region_state import RegionState
 from ephemeron.training.collectives import StalledPeers, all_of
-from ephemeron.training.collectives.object_wait import handle_timeout
+from ephemeron.training.collectives.object_receiver import handle_timeout
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 
 _ABSENT_EVERY_S = 1.0

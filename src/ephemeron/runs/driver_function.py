@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ephemeron.communication.channels.base import Channel
-from ephemeron.communication.channels.retry import RetryPolicy
+from ephemeron.communication.channels.retrying import RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config import own_processes
 from ephemeron.config.typed import Count, Positive, plain

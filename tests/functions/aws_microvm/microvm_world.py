@@ -13,8 +13,7 @@ import pytest
 from microvm_entries import ENTRIES
 
 from ephemeron.functions.aws_microvm.api import LaunchSpec
-from ephemeron.functions.aws_microvm.deploy.image import ImageSpec, deploy
-from ephemeron.functions.aws_microvm.deploy.package import build_artifact
+from ephemeron.functions.aws_microvm.deploy.image import ImageSpec, build_artifact, deploy
 from ephemeron.functions.aws_microvm.platform import LIMITS, AwsMicrovmPlatform
 from ephemeron.functions.aws_microvm.preflight import inspect
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client

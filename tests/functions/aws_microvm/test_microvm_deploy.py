@@ -22,7 +22,7 @@ from microvm_world import ROLE, artifact, deployed, keys, settings_of
 
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError, PlanInfeasible
-from ephemeron.functions.aws_microvm.deploy import package, policy
+from ephemeron.functions.aws_microvm.deploy import image, policy
 from ephemeron.functions.aws_microvm.deploy.image import check_sizes
 from ephemeron.functions.aws_microvm.platform import LIMITS
 from ephemeron.functions.aws_microvm.preflight import check_channel, check_code, check_fit, inspect
@@ -69,13 +69,13 @@ def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path
 @pytest.mark.slow
 def test_the_archive_s_code_imports_by_itself(tmp_path: Path) -> None:
     """In a Python that finds this package nowhere else: what a MicroVM imports is all in the archive."""
-    zipfile.ZipFile(io.BytesIO(package.build_artifact())).extractall(tmp_path)
+    zipfile.ZipFile(io.BytesIO(image.build_artifact())).extractall(tmp_path)
     program = "import ephemeron.functions.aws_microvm.handler as h, ephemeron.training.worker.loop; print(h.__file__)"
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
-    assert package.build_artifact() == package.build_artifact(), "the same code makes the same archive"
+    assert image.build_artifact() == image.build_artifact(), "the same code makes the same archive"
 
 
 def place(channel: str = CHANNEL) -> policy.MicrovmPlace:
@@ -124,7 +124,7 @@ def test_deploy_creates_then_updates_and_clean_removes(s3_server: Any, tmp_path:
         assert done.exit_code == 0, done.output
         assert "created image ephemeron in us-east-1: baseline 1024 MB" in done.output
         stored = boto3.client("s3", endpoint_url=where).get_object(Bucket=bucket, Key="image.zip")["Body"].read()
-        assert stored == package.build_artifact()
+        assert stored == image.build_artifact()
         found = inspect(settings_of(service).located())
         assert (found.sizes_mb, found.launch.versions, found.launch.role) == ((1024,), ("1.0",), ROLE)
         done = cli("cloud", "deploy", "aws-microvm", *here, *wanted, "--memory-mb", "2048,512")
@@ -133,10 +133,10 @@ def test_deploy_creates_then_updates_and_clean_removes(s3_server: Any, tmp_path:
         assert (found.sizes_mb, found.launch.versions) == ((2048, 512), ("2.0", "1.0"))
         assert [arn.rpartition(":")[2] for arn in found.launch.image_arns] == ["ephemeron", "ephemeron-512"]
         api = client(settings_of(service))
-        image, small = service.images.by_arn.values()
-        for version in (*image.versions, *small.versions):
+        made, small = service.images.by_arn.values()
+        for version in (*made.versions, *small.versions):
             assert not any("PASSWORD" in name for name in version.request["environmentVariables"])
-        started = api.run_microvm(imageIdentifier=image.arn, executionRoleArn=ROLE)
+        started = api.run_microvm(imageIdentifier=made.arn, executionRoleArn=ROLE)
         done = cli("cloud", "remove", "aws-microvm", *here, "--yes")
         # Without a call it ends by itself, maybe before it is terminated.
         state = api.get_microvm(microvmIdentifier=started["microvmId"])["state"]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.functions.base import Limits
-from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, specs_of
-from ephemeron.functions.openfaas.deploy.recipe import write_recipe
+from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, specs_of, write_recipe
 from ephemeron.functions.openfaas.gateway import Gateway
 from ephemeron.functions.openfaas.platform import LIMITS, OpenFaasPlatform
 from ephemeron.functions.openfaas.settings import Credentials, OpenFaasSettings

@@ -12,8 +12,7 @@ from groups import F32
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.keys import Keys
 from ephemeron.functions.simulation import run
-from ephemeron.training.collectives.arrived import ArrivedReduce
-from ephemeron.training.collectives.chain import Marks
+from ephemeron.training.collectives.arrived import ArrivedReduce, Marks
 from ephemeron.training.collectives.group import Group, StalledPeers
 from ephemeron.training.collectives.sync_policy import policy_for
 from ephemeron.training.tensors import MessageHeader, codec_by_name, pack, unpack

@@ -1,6 +1,6 @@
 """Each contribution has one place in a shard's chain of versions."""
 
-from ephemeron.training.collectives.chain import Marks, VersionChain
+from ephemeron.training.collectives.arrived import Marks, VersionChain
 from ephemeron.training.collectives.pace import PeerPace
 
 

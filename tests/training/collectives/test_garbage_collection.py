@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ephemeron.config.typed import build
 from ephemeron.training.collectives.garbage_collection import ObjectGC
-from ephemeron.training.collectives.state import GarbageState
+from ephemeron.training.collectives.group import GarbageState
 
 
 def contribution(version: int, rank: int) -> str:

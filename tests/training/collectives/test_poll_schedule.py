@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ephemeron.communication.channels.base import GROWTH, LEAST_STEP_S
 from ephemeron.communication.channels.memory import MemoryChannel
-from ephemeron.training.collectives.poll_schedule import MEMORY, ArrivalPredictor, cheapest
+from ephemeron.training.collectives.object_receiver import MEMORY, ArrivalPredictor, cheapest
 
 
 class Sender:

@@ -13,7 +13,7 @@ from worlds import platform, workload
 from ephemeron.errors import PlanInfeasible
 from ephemeron.training.job import Target
 from ephemeron.training.job.convergence import HAP_EPOCHS_FACTOR
-from ephemeron.training.planner import PlanLimits, PlanRequest, load_plan, make_plan, overrides, rented
+from ephemeron.training.planner import PlanLimits, PlanRequest, load_plan, make_plan, overrides, vm_baseline
 from ephemeron.training.planner.model.builtin import BUILTIN, builtin_platform
 from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.model.provenance import Provenance, StepProvenance
@@ -205,14 +205,14 @@ def test_a_gpu_at_its_break_even_costs_what_the_plan_costs(tmp_path):
     path.write_text(built_in.replace("hour_usd = 1.006", f"hour_usd = 1.006\nspeedup = {factor!r}"))
     known = make_plan(slow, asked, today=TODAY, front=False, prices_file=path)
     assert known.gpus[-1].cost_usd == pytest.approx(known.choice.predicted.cost_usd)
-    told = " ".join(rented.sentences(free.gpus, free.beyond, free.choice.predicted.cost_usd))
+    told = " ".join(vm_baseline.sentences(free.gpus, free.beyond, free.choice.predicted.cost_usd))
     assert "how fast it is on this job is not known" in told
     assert "the same time assumed" in told
     dear = tmp_path / "dear.toml"
     dear.write_text(built_in.replace("hour_usd = 1.006", "hour_usd = 1e6"))
     never = make_plan(slow, asked, today=TODAY, front=False, prices_file=dear)
     assert never.gpus[-1].break_even is None
-    assert "at no speed (g5.xlarge" in rented.sentences(never.gpus, {}, 1.0)[0]
+    assert "at no speed (g5.xlarge" in vm_baseline.sentences(never.gpus, {}, 1.0)[0]
 
 
 def test_a_machine_s_cores_are_not_promised_twice():

@@ -243,7 +243,7 @@ def show(plan: Plan, *, to_stderr: bool = False) -> None:
 
     from rich.table import Table
 
-    from ephemeron.training.planner import rented
+    from ephemeron.training.planner import vm_baseline
     from ephemeron.training.planner.uncertainty import sentences
     from ephemeron.training.planner.vm_baseline import uncounted_words
     from ephemeron.training.report.pareto import terminal
@@ -313,7 +313,7 @@ def show(plan: Plan, *, to_stderr: bool = False) -> None:
     for text in (
         f"bounded by {plan.binding}",
         *plan.advice,
-        *rented.sentences(plan.gpus, plan.beyond, p.cost_usd),
+        *vm_baseline.sentences(plan.gpus, plan.beyond, p.cost_usd),
         *sentences(plan.uncertainty),
         *map("extrapolated: {}".format, plan.extrapolated),
     ):

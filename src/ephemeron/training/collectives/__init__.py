@@ -6,12 +6,20 @@ from ephemeron.errors import JobError
 from ephemeron.training.collectives._tasks import all_of
 from ephemeron.training.collectives.arrived import ArrivedReduce
 from ephemeron.training.collectives.chunking import CHUNK_BYTES, chunk_elements
-from ephemeron.training.collectives.group import Collective, Group, NoTrace, Reduced, ReductionStatus, StalledPeers, Trace
+from ephemeron.training.collectives.group import (
+    Collective,
+    CollectiveState,
+    Group,
+    NoTrace,
+    Reduced,
+    ReductionStatus,
+    SingleRank,
+    StalledPeers,
+    Trace,
+)
 from ephemeron.training.collectives.kreduce import KReduce
-from ephemeron.training.collectives.object_wait import handle_timeout, wait_for_object
+from ephemeron.training.collectives.object_receiver import handle_timeout, wait_for_object
 from ephemeron.training.collectives.server import ServerAccumulate, ServerReduce
-from ephemeron.training.collectives.single import SingleRank
-from ephemeron.training.collectives.state import CollectiveState
 
 
 def collective_for(pattern: str, group: Group, *, asynchronous: bool = False, chunk_bytes: int = CHUNK_BYTES) -> Collective:

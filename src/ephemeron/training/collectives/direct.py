@@ -35,12 +35,11 @@ from ephemeron.training.collectives.direct_messages import (
     Division,
     MissingAnswer,
     Piece,
+    Version,
     pack_indices,
     unpack_indices,
 )
-from ephemeron.training.collectives.direct_version import Version
-from ephemeron.training.collectives.group import GRACE_SHARE, Group, Reduced, StalledPeers
-from ephemeron.training.collectives.state import CollectiveState, GarbageState
+from ephemeron.training.collectives.group import GRACE_SHARE, CollectiveState, GarbageState, Group, Reduced, StalledPeers
 from ephemeron.training.tensors import Arrays
 
 RECHECK_S = 0.1

@@ -15,8 +15,7 @@ from ephemeron.communication.channels.base import Buffer
 from ephemeron.communication.direct.connection import CommonBody
 from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import IN_PLACE, SHARED, Head, Kind
-from ephemeron.training.collectives.direct_messages import ContributionHeader, Division, MergedHeader, Piece, layout
-from ephemeron.training.collectives.direct_version import PieceSum, Version
+from ephemeron.training.collectives.direct_messages import ContributionHeader, Division, MergedHeader, Piece, PieceSum, Version, layout
 from ephemeron.training.collectives.group import Collective, Group
 from ephemeron.training.tensors import Compressor, codec_by_name
 

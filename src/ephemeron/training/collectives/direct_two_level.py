@@ -23,8 +23,7 @@ from ephemeron.communication.direct.mesh import Mesh
 from ephemeron.communication.direct.message import SHARED, Head, Kind
 from ephemeron.training.collectives.direct import DirectReduce
 from ephemeron.training.collectives.direct_exchange import EVERY, unused
-from ephemeron.training.collectives.direct_messages import ContributionHeader, Division, Piece
-from ephemeron.training.collectives.direct_version import PieceSum, Version
+from ephemeron.training.collectives.direct_messages import ContributionHeader, Division, Piece, PieceSum, Version
 from ephemeron.training.collectives.group import Group
 
 _SPARE = 2

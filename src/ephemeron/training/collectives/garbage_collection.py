@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ephemeron.training.collectives.state import GarbageState
+from ephemeron.training.collectives.group import GarbageState
 
 
 @dataclass(slots=True)

@@ -1,9 +1,15 @@
-"""The port of collectives, and what a collective gets from the worker that it serves."""
+"""The port of collectives, and what a collective gets from the worker that it serves.
+
+A group of one rank: nothing is sent or copied.
+
+K-REDUCE with one rank gives the same result and keeps three copies of the vector meanwhile, which is too much where a function
+holds as much of a model as its memory allows.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -12,7 +18,6 @@ import numpy as np
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.events import Phase
-from ephemeron.training.collectives.state import CollectiveState
 from ephemeron.training.collectives.sync_policy import Policy
 from ephemeron.training.tensors import Arrays
 
@@ -243,3 +248,66 @@ class Collective(ABC):
     async def final_parameters(self) -> np.ndarray | None:
         """The parameters after the last iteration of all ranks, if this collective holds them."""
         return None
+
+
+# -- state of a collective, as a checkpoint has it: plain values, for JSON ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageState:
+    """State of `ObjectGC`."""
+
+    applied: Mapping[int, int] = field(default_factory=dict)
+    """By rank, versions applied."""
+    durable: Mapping[int, int] = field(default_factory=dict)
+    """By rank, versions that no replacement of it needs."""
+    contributions: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By version, keys of its contributions."""
+    merged: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By version, keys of its merged shards."""
+
+
+Arrivals = Mapping[str, tuple[float, ...]]
+"""State of `ArrivalPredictor`: by stream, seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveState:
+    """State for a replacement of a rank, beside the arrays."""
+
+    garbage: GarbageState = field(default_factory=GarbageState)
+    arrivals: Arrivals = field(default_factory=dict)
+    folded: tuple[int, ...] = ()
+    """Asynchronous runs: by rank, number of iterations folded into the shard of this rank."""
+    read: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Asynchronous runs: by shard, the same after the last version that was applied."""
+
+
+# -- A group of one rank: nothing is sent or copied ---------------------------------------------------------------
+
+
+class SingleRank(Collective):
+    """See `Collective`. The submitted vector is divided in place.
+
+    Args:
+        group: of one rank.
+    """
+
+    def __init__(self, group: Group) -> None:
+        assert group.world == 1
+        self._submitted: dict[int, tuple[np.ndarray, float, int]] = {}
+
+    def submit(self, iteration: int, vector: np.ndarray, weight: float, flags: int = 0) -> None:
+        self._submitted[iteration] = (vector, weight, flags)
+
+    async def upload(self, iteration: int) -> None:
+        pass
+
+    async def reduce(self, iteration: int) -> None:
+        pass
+
+    async def wait(self, version: int) -> Reduced:
+        vector, weight, flags = self._submitted.pop(version)
+        if weight > 0:
+            vector /= vector.dtype.type(weight)
+        return Reduced(vector, flags)

@@ -26,10 +26,9 @@ from ephemeron.events import Phase
 from ephemeron.training.collectives._tasks import RequestWindow, all_of
 from ephemeron.training.collectives.chunks import Chunk, ChunkSum, chunks, in_flight
 from ephemeron.training.collectives.garbage_collection import ObjectGC
-from ephemeron.training.collectives.group import Collective, Group, Reduced, StalledPeers
+from ephemeron.training.collectives.group import Collective, CollectiveState, Group, Reduced, StalledPeers
 from ephemeron.training.collectives.object_receiver import ObjectReceiver
 from ephemeron.training.collectives.stall_search import StallSearch
-from ephemeron.training.collectives.state import CollectiveState
 from ephemeron.training.collectives.sync_policy import UNBOUNDED
 from ephemeron.training.tensors import Arrays, Compressor, Kind, MessageHeader, codec_by_name, pack, unpack
 

@@ -18,7 +18,7 @@ from ephemeron.communication.channels.reduction import SupportsReduction
 from ephemeron.errors import ChannelTimeout, CorruptMessage, DamagedObject, KeyExists
 from ephemeron.training.collectives._tasks import all_of
 from ephemeron.training.collectives.group import Collective, Group, Reduced, StalledPeers
-from ephemeron.training.collectives.object_wait import handle_timeout
+from ephemeron.training.collectives.object_receiver import handle_timeout
 from ephemeron.training.tensors import STOP, bounds
 
 

@@ -269,7 +269,7 @@ class Runs:
 
 def _sweep(sessions: Path) -> None:
     """Removes the folders of sessions whose client was killed and whose daemon has ended."""
-    from ephemeron.functions.daemon_files import LOCK_FILE
+    from ephemeron.functions.daemon_messages import LOCK_FILE
     from ephemeron.functions.local import is_hosted
 
     for lock, status in present(sessions.glob(f"*/{LOCK_FILE}")):

@@ -20,8 +20,7 @@ from typing import Any, Self
 
 from ephemeron.errors import JobError
 from ephemeron.events import Event
-from ephemeron.functions.simulation.thread import VirtualTimeThread
-from ephemeron.functions.simulation.virtual_time import VirtualTimeLoop
+from ephemeron.functions.simulation.virtual_time import VirtualTimeLoop, VirtualTimeThread
 from ephemeron.runs.stop_requests import RunStop
 from ephemeron.training.driver.api import Program, launch_request
 from ephemeron.training.driver.lifecycle import OnEvent

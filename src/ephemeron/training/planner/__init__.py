@@ -6,14 +6,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.training.planner.plan import Choice, Plan, PlanLimits, Predicted, SearchReport, load_plan, parse_plan
-    from ephemeron.training.planner.plan_to_configuration import EXPLICIT, overrides
+    from ephemeron.training.planner.plan import (
+        EXPLICIT,
+        Choice,
+        Plan,
+        PlanLimits,
+        Predicted,
+        SearchReport,
+        load_plan,
+        overrides,
+        parse_plan,
+    )
     from ephemeron.training.planner.planner import PlanRequest, make_plan
     from ephemeron.units import duration
 
 _LAZY = {
-    "EXPLICIT": "ephemeron.training.planner.plan_to_configuration",
-    "overrides": "ephemeron.training.planner.plan_to_configuration",
+    "EXPLICIT": "ephemeron.training.planner.plan",
+    "overrides": "ephemeron.training.planner.plan",
     "Choice": "ephemeron.training.planner.plan",
     "Plan": "ephemeron.training.planner.plan",
     "Predicted": "ephemeron.training.planner.plan",

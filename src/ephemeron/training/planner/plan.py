@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ephemeron.config import typed
 from ephemeron.config.typed import Count, Positive
@@ -261,3 +261,36 @@ def parse_plan(raw: object, *, where: str = "plan") -> Plan:
     names = {f.name for f in fields(Choice)}
     choice = {k: v for k, v in raw.items() if k in names}
     return typed.build(Plan, {**{k: v for k, v in raw.items() if k not in names}, "choice": choice}, where=where)
+
+
+# -- conversion of a plan's choice into a configuration for `train` -----------------------------------------------
+
+
+EXPLICIT = (
+    "stages.count",
+    "stages.replicas",
+    "stages.placement",
+    "workers",
+    "aggregators",
+    "memory_mb",
+    "batch_size",
+    "nonaggregator_batch_size",
+    "pattern",
+    "sync",
+    "exchange.compression",
+)
+"""Dotted names of options that say how to run; where a user gives any of them, nothing is planned."""
+
+
+def overrides(choice: Choice) -> dict[str, Any]:
+    """The choice in the names of `Configuration`. The user gives the channel's address."""
+    return {
+        "workers": choice.workers,
+        "aggregators": choice.aggregators,
+        "memory_mb": choice.memory_mb,
+        "batch_size": choice.batch_size_aggregator,
+        "nonaggregator_batch_size": choice.batch_size_nonaggregator,
+        "pattern": choice.pattern,
+        "sync": choice.sync,
+        "exchange": {"compression": choice.compression, "local_steps": choice.local_steps},
+    }

@@ -29,11 +29,11 @@ from ephemeron.training.planner.plan import (
     SearchReport,
 )
 from ephemeron.training.planner.reasons import bound_by, by_channel, decisive, infeasible, to_compare, too_many_at_once
-from ephemeron.training.planner.rented import beyond, few, gpus, on_all
 from ephemeron.training.planner.search.branch_and_bound import predictions_of
 from ephemeron.training.planner.search.pareto import Candidate, SearchResult
 from ephemeron.training.planner.search.space import Space, make_space
 from ephemeron.training.planner.uncertainty import extrapolated, resampled, sources_of
+from ephemeron.training.planner.vm_baseline import beyond, few, gpus, on_all
 from ephemeron.units import duration
 
 FRONT_POINTS = 60

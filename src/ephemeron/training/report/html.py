@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from ephemeron.rendering.page import card, document, header, items, side_by_side, tiled
-from ephemeron.training.report import charts, regions, tables
+from ephemeron.training.report import charts, tables
 from ephemeron.training.report.headline import Headline, Result, cost_mix, learning_note, moved, usd
 from ephemeron.training.report.prediction import CAPTION, Comparison, render_table
 from ephemeron.training.report.run_summary import RunSummary
@@ -29,16 +29,16 @@ def render_html(story: RunSummary, result: Result | None, comparison: Comparison
     """
     figures = Headline.of(story, result)
     parts = _parts(story, figures, comparison)
-    if regions.exchanging(story):
+    if tables.exchanging(story):
         parts[3:3] = _regions(story, result)
     return document(f"{figures.job or 'run'} · {figures.run_id}", parts, script=True)
 
 
 def _regions(story: RunSummary, result: Result | None) -> list[Markup]:
     return [
-        card("Regions", regions.region_table(story, result), regions.CAPTION),
+        card("Regions", tables.region_table(story, result), tables.CAPTION),
         side_by_side(
-            card("Iterations by region", regions.progress_chart(story)), card("Waiting for other regions", regions.waiting_chart(story))
+            card("Iterations by region", tables.progress_chart(story)), card("Waiting for other regions", tables.waiting_chart(story))
         ),
     ]
 

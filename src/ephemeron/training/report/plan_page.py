@@ -13,7 +13,7 @@ from markupsafe import Markup
 from ephemeron.rendering.page import card, document, header, items, legend, side_by_side, table, tiled
 from ephemeron.rendering.palette import PHASE_COLOURS
 from ephemeron.rendering.svg import Scale, el, joined, path, text
-from ephemeron.training.planner import rented
+from ephemeron.training.planner import vm_baseline
 from ephemeron.training.planner.plan import Alternative, Choice, Plan, Predicted, SearchReport
 from ephemeron.training.planner.uncertainty import sentences
 from ephemeron.training.planner.vm_baseline import uncounted_words
@@ -53,7 +53,7 @@ def html(plan: Plan) -> str:
     s = scatter(plan)
     name = plan.profile.workload or "plan"
     parts = [_header(plan, name), _tiles(plan)]
-    advice = [*plan.advice, *rented.sentences(plan.gpus, plan.beyond, plan.choice.predicted.cost_usd)]
+    advice = [*plan.advice, *vm_baseline.sentences(plan.gpus, plan.beyond, plan.choice.predicted.cost_usd)]
     if advice:
         parts.append(card("Advice", items(advice)))
     beyond = f" Beyond the picture: {'; '.join(s.beyond)}." if s.beyond else ""

@@ -1,9 +1,19 @@
 """Parameters as one flat vector, its shards, and their messages."""
 
-from ephemeron.training.tensors.absence import ABSENT, absent_parts
-from ephemeron.training.tensors.compression import Compressor, GradientCodec, codec_by_name
-from ephemeron.training.tensors.message import HAND_OFF, HEADER_BYTES, RESIZE, STOP, SUCCESSOR, Kind, MessageHeader, pack, unpack
-from ephemeron.training.tensors.shards import bounds, chunk_bounds
+from ephemeron.training.tensors.compression import ABSENT, Compressor, GradientCodec, absent_parts, codec_by_name
+from ephemeron.training.tensors.message import (
+    HAND_OFF,
+    HEADER_BYTES,
+    RESIZE,
+    STOP,
+    SUCCESSOR,
+    Kind,
+    MessageHeader,
+    bounds,
+    chunk_bounds,
+    pack,
+    unpack,
+)
 from ephemeron.training.tensors.state import Arrays, decode_state, digest, encode_state
 
 __all__ = [

@@ -6,19 +6,38 @@ Karimireddy et al. 2019). The residual is part of a worker's state and of its ch
 
 All codecs are deterministic: the same vector and residual give the same bytes on every platform. All keep minus zero,
 which marks absent values (`tensors.absence`).
+
+Minus zero as the mark of a parameter without gradient, which survives sums and takes no further bytes.
+
+A parameter that took no part in a step has no gradient in PyTorch, and optimisers skip it: no decay, no momentum. A gradient
+of zero has another effect. In IEEE 754 a sum is minus zero only if all of its terms are (round to nearest), and a
+division by a positive number keeps it: the merged gradient of a parameter is minus zero throughout only if no rank had
+one. Contributors write minus zero for absent gradients and never for others.
+
+Not covered: a gradient all of whose elements are negative and underflow in its format.
+
+Vectors that are mostly zero as bytes, without loss: values and their places, in the shortest of three forms.
+
+dense    all values
+bitmap   one bit for each element, and the values that are kept
+runs     for each run of kept values its distance from the run before and its length, and the values
+
+Zeros are left out, or minus zeros (`absence`) where those are more frequent. All else is kept to the bit, so sums of decoded
+vectors have the bits that sums of the vectors have.
 """
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.errors import JobError
-from ephemeron.training.tensors import sparse_encoding
-from ephemeron.training.tensors.absence import ABSENT, is_absent
 
 _MINUS_ZERO = -128
 INT8_BLOCK = 1024
@@ -110,15 +129,15 @@ class Int8(GradientCodec):
 
 
 class Sparse(GradientCodec):
-    """Values that are not zero and their places, or all values where that is shorter; see `sparse_encoding`."""
+    """Values that are not zero and their places, or all values where that is shorter; see `compression`."""
 
     name, id, lossy, fixed = "sparse", 3, False, False
 
     def encode(self, vector: np.ndarray) -> list[Buffer]:
-        return sparse_encoding.encode(vector)
+        return encode(vector)
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], elements: int) -> np.ndarray:
-        return sparse_encoding.decode(data, dtype, elements)
+        return decode(data, dtype, elements)
 
 
 def _view(array: np.ndarray) -> memoryview:
@@ -173,3 +192,119 @@ class Compressor:
         if not self.codec.lossy:
             return vector
         return self.codec.decode(memoryview(b"".join(payload)), self.dtype, vector.size)
+
+
+# -- minus zero as the mark of a parameter without gradient -------------------------------------------------------
+
+
+ABSENT = -0.0
+
+
+def is_absent(values: np.ndarray) -> np.ndarray:
+    """Elementwise: whether a value is minus zero."""
+    found: np.ndarray = (values == 0) & np.signbit(values)
+    return found
+
+
+def absent_parts(vector: np.ndarray, bounds: Sequence[tuple[int, int]]) -> frozenset[int]:
+    """Numbers of the non-empty parts `start:stop` that are minus zero throughout."""
+    filled = [(i, start, stop) for i, (start, stop) in enumerate(bounds) if stop > start]
+    if not filled:
+        return frozenset()
+    first = is_absent(vector[[start for _, start, _ in filled]])  # nearly always the whole answer
+    return frozenset(i for (i, start, stop), maybe in zip(filled, first, strict=True) if maybe and is_absent(vector[start:stop]).all())
+
+
+# -- vectors that are mostly zero as bytes ------------------------------------------------------------------------
+
+
+_HEAD = struct.Struct("<BBBBIQ")
+"""Form, bytes of a distance, bytes of a length, whether minus zeros are left out, number of runs, number of values."""
+_DENSE, _BITMAP, _RUNS = range(3)
+
+
+def encode(vector: NDArray[np.floating]) -> list[Buffer]:
+    """Raw buffers; may share memory with `vector`."""
+    vector = np.ascontiguousarray(vector)
+    bits = vector.view(f"u{vector.itemsize}")
+    minus = _minus_zero(bits.dtype)
+    kept, negative = int(np.count_nonzero(bits)), False
+    if 2 * kept > bits.size:
+        others = int(np.count_nonzero(bits != minus))
+        kept, negative = min((kept, False), (others, True))
+    spare = (bits.size - kept) * vector.itemsize
+    """Bytes that places may take."""
+    if spare <= 2:
+        return _dense(vector)
+    places = np.flatnonzero(bits != minus if negative else bits)
+    distances, lengths = _runs(places)
+    runs_bytes, bitmap_bytes = distances.nbytes + lengths.nbytes, -(-bits.size // 8)
+    if spare <= min(runs_bytes, bitmap_bytes):
+        return _dense(vector)
+    values = _bytes(vector[places])
+    if runs_bytes < bitmap_bytes:
+        head = _HEAD.pack(_RUNS, distances.itemsize, lengths.itemsize, negative, distances.size, kept)
+        return [head, values, _bytes(distances), _bytes(lengths)]
+    mask = np.zeros(bits.size, bool)
+    mask[places] = True
+    return [_HEAD.pack(_BITMAP, 0, 0, negative, 0, kept), values, _bytes(np.packbits(mask))]
+
+
+def decode(data: memoryview, dtype: np.dtype[np.generic], elements: int) -> np.ndarray:
+    """The inverse of `encode`; may share memory with `data`.
+
+    Raises:
+        ValueError, IndexError, struct.error: the bytes are not of `encode`.
+    """
+    form, distance, length, negative, runs, kept = _HEAD.unpack_from(data)
+    if form == _DENSE:
+        return np.frombuffer(data, dtype, elements, _HEAD.size)
+    values, at = np.frombuffer(data, dtype, kept, _HEAD.size), _HEAD.size + kept * dtype.itemsize
+    vector = np.full(elements, -0.0, dtype) if negative else np.zeros(elements, dtype)
+    if form == _BITMAP:
+        packed = np.frombuffer(data, np.uint8, -(-elements // 8), at)
+        vector[np.unpackbits(packed, count=elements).view(bool)] = values
+    elif form == _RUNS:
+        distances = np.frombuffer(data, f"<u{distance}", runs, at)
+        lengths = np.frombuffer(data, f"<u{length}", runs, at + runs * distance)
+        vector[_places(distances, lengths)] = values
+    else:
+        raise ValueError(f"sparse vectors have no form {form}")
+    return vector
+
+
+def _minus_zero(dtype: np.dtype[np.unsignedinteger]) -> np.unsignedinteger:
+    return dtype.type(1 << (8 * dtype.itemsize - 1))
+
+
+def _dense(vector: NDArray[np.floating]) -> list[Buffer]:
+    return [_HEAD.pack(_DENSE, 0, 0, 0, 0, vector.size), _bytes(vector)]
+
+
+def _runs(places: NDArray[np.int64]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]:
+    """Distances of runs of neighbouring places from the end of the run before, and their lengths."""
+    first = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    lengths = np.diff(first, append=places.size)
+    begins = places[first]
+    distances = begins - np.concatenate(([0], (begins + lengths)[:-1]))
+    return _narrow(distances), _narrow(lengths)
+
+
+def _places(distances: NDArray[np.unsignedinteger], lengths: NDArray[np.unsignedinteger]) -> NDArray[np.int64]:
+    """The inverse of `_runs`."""
+    before = np.cumsum(lengths, dtype=np.int64) - lengths
+    """Values in all runs before."""
+    begins = np.cumsum(distances, dtype=np.int64) + before
+    if (lengths == 1).all():
+        return begins
+    return np.repeat(begins - before, lengths) + np.arange(int(lengths.sum(dtype=np.int64)))
+
+
+def _narrow(numbers: NDArray[np.int64]) -> NDArray[np.unsignedinteger]:
+    """Integers in the narrowest type that holds them."""
+    largest = int(numbers.max(initial=0))
+    return numbers.astype("<u1" if largest < 1 << 8 else "<u2" if largest < 1 << 16 else "<u4")
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return memoryview(array.view(np.uint8).data)

@@ -137,3 +137,28 @@ def unpack(data: memoryview, *, key: str) -> tuple[MessageHeader, np.ndarray]:
     except (struct.error, ValueError, IndexError, KeyError) as e:
         raise CorruptMessage(f"not a message between workers: {e}", key=key) from None
     return message, vector
+
+
+# -- division of a flat vector into K shards ----------------------------------------------------------------------
+
+
+def bounds(size: int, parts: int) -> list[tuple[int, int]]:
+    """Start and stop of each of `parts` consecutive pieces whose lengths differ by at most one.
+
+    More parts than elements are allowed: the last ones are empty.
+    """
+    if parts < 1:
+        raise ValueError(f"parts = {parts} should be at least 1")
+    base, extra = divmod(size, parts)
+    out, start = [], 0
+    for part in range(parts):
+        stop = start + base + (part < extra)
+        out.append((start, stop))
+        start = stop
+    return out
+
+
+def chunk_bounds(start: int, stop: int, chunk: int) -> list[tuple[int, int]]:
+    """Cuts `start:stop` into pieces of about `chunk` elements; an empty range is one empty piece."""
+    pieces = max(1, -(-(stop - start) // max(1, chunk)))
+    return [(start + a, start + b) for a, b in bounds(stop - start, pieces)]

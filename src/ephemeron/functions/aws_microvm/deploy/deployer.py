@@ -14,8 +14,8 @@ from ephemeron.communication.channels.tls import for_functions
 from ephemeron.functions.async_invoke.deployer import Deployer, Deployment, Tell, account_of, outcome
 from ephemeron.functions.aws.deploy.deployer import delete_log
 from ephemeron.functions.aws.settings import delete_if_there
+from ephemeron.functions.aws_microvm.deploy import image, policy
 from ephemeron.functions.aws_microvm.deploy import image as images
-from ephemeron.functions.aws_microvm.deploy import package, policy
 from ephemeron.functions.aws_microvm.preflight import check_channel
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client, refused
 from ephemeron.functions.direct_transports import ENDPOINT_VARIABLE
@@ -34,7 +34,7 @@ class AwsMicrovmDeployer(Deployer[AwsMicrovmSettings]):
         )
         for path in policy.write(wanted.out, place):
             tell(f"wrote {path}")
-        data = package.write_artifact(wanted.out / "image.zip")
+        data = image.write_artifact(wanted.out / "image.zip")
         tell(f"wrote {wanted.out / 'image.zip'} ({len(data) / 2**20:.1f} MB)")
         if role is None:
             return tell(_next_steps(place, wanted, artifact))

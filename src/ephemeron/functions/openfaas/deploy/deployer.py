@@ -12,8 +12,8 @@ from ephemeron.communication.direct.transport import listening_variables
 from ephemeron.errors import GatewayError, JobError
 from ephemeron.functions.async_invoke.deployer import Deployer, Deployment, Tell, outcome
 from ephemeron.functions.openfaas import preflight
+from ephemeron.functions.openfaas.deploy import function
 from ephemeron.functions.openfaas.deploy import function as functions
-from ephemeron.functions.openfaas.deploy import recipe
 from ephemeron.functions.openfaas.gateway import FunctionSpec, refused
 from ephemeron.functions.openfaas.handler import SECRETS
 from ephemeron.functions.openfaas.platform import LIMITS
@@ -48,7 +48,7 @@ class OpenFaasDeployer(Deployer[OpenFaasSettings]):
             variables=_given(_ENTRIES) | listening_variables(wanted.channel) | located,
         )
         specs = functions.specs_of(common, settings, wanted.sizes_mb)
-        for path in recipe.write_recipe(out, kit=options["contract_kit"]):
+        for path in function.write_recipe(out, kit=options["contract_kit"]):
             tell(f"wrote {path}")
         values = out / "openfaas-values.yaml"
         values.write_text(functions.gateway_values(common))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ephemeron.training.planner.baselines.published import published
-from ephemeron.training.planner.baselines.two_stage import brute_force, two_stage
+from ephemeron.training.planner.baselines.two_stage import brute_force, published, two_stage
 from ephemeron.training.planner.search.pareto import SearchResult
 
 METHODS: dict[str, Callable[..., SearchResult]] = {"two-stage": two_stage, "brute-force": brute_force}

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ephemeron.partition.runtime.value_codec import BoundaryValue
 from ephemeron.training.collectives import StalledPeers
+from ephemeron.training.collectives.group import Arrivals
 from ephemeron.training.collectives.object_receiver import ObjectReceiver
-from ephemeron.training.collectives.state import Arrivals
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.pipeline.activation_codec import ActivationHeader, opened, sealed
 from ephemeron.training.worker.spec import Stages

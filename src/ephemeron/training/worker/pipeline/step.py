@@ -30,7 +30,7 @@ from ephemeron.partition.runtime.micro_batches import sizes
 from ephemeron.partition.schedule_simulator.schedule import Pass
 from ephemeron.runs.metrics import EvaluationSums
 from ephemeron.training.collectives import Collective, Group, StalledPeers
-from ephemeron.training.collectives.state import Arrivals
+from ephemeron.training.collectives.group import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
 from ephemeron.training.tensors import STOP
 from ephemeron.training.worker.pipeline.activation_channel import ActivationChannel, MessageKey

@@ -19,7 +19,7 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import build
 from ephemeron.errors import CorruptMessage, JobError
-from ephemeron.training.collectives.state import Arrivals, CollectiveState
+from ephemeron.training.collectives.group import Arrivals, CollectiveState
 from ephemeron.training.job.generation import Generation
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
 from ephemeron.training.worker.decisions import DecisionState

@@ -13,7 +13,7 @@ from typing import TypeVar
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.runs.metrics import EvaluationSums
 from ephemeron.training.collectives import Collective, Group, ReductionStatus
-from ephemeron.training.collectives.state import Arrivals
+from ephemeron.training.collectives.group import Arrivals
 from ephemeron.training.collectives.sync_policy import Policy
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.non_finite import FiniteCheck
