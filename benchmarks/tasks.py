@@ -7,7 +7,7 @@ is (W × time − time that the tasks say they took) / n: publishing, code, tran
 last result. Tasks sleep, so that the processors' load counts as overhead only where a side causes work. ephemeron's workers are functions
 of the local platform with a CPU quota (0.8 cores for two of them); the others' have none.
 
-Simulated: 100,000 tasks of a second on 1,000 functions at AWS Lambda's latencies, started by a provisioner that is a function itself, in virtual
+Simulated: 100,000 tasks of a second on 1,000 functions at AWS Lambda's latencies, started by a provisioner, in virtual
 time. The bound is 100 s of computing; the rest is starts, leases, results and the end, at which some wait for others.
 """
 
@@ -23,14 +23,13 @@ import click
 
 from benchmarks.common import condensed, environment, write
 from benchmarks.task_sides import Side, sides
-from ephemeron.config.typed import plain
 from ephemeron.events import Ended, Traffic
 from ephemeron.functions import Call, Limits, SimulatedPlatform, Simulation
 from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import TaskSpec
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import open_queue
-from ephemeron.functions.tasks.provisioner import ProvisionerRequest
+from ephemeron.functions.tasks.provisioner import Provisioner, executor_call
 from ephemeron.functions.tasks.scaling import ScalingLimits
 from ephemeron.functions.world import ComputeModel
 
@@ -83,16 +82,14 @@ async def _simulated(tasks: int, functions: int, per_batch: int) -> dict[str, An
             [TaskSpec(id=f"t{i}", function="benchmarks.task_functions:pause", arguments={"n": i, "seconds": 0.0}) for i in batch],
             order=order,
         )
-    request = ProvisionerRequest(
-        executor=ExecutorRequest(queue="q", functions=("benchmarks.task_functions",), idle_s=5.0, flush_s=10.0),
-        limits=ScalingLimits(most=functions, tasks_per_executor=per_batch),
-        memory_mb=MEMORY_MB,
-        lifetime_s=900,
-    )
+    executor = ExecutorRequest(queue="q", functions=("benchmarks.task_functions",), idle_s=5.0, flush_s=10.0)
+    origin = Call(run="run", rank=0, attempt=0, memory_mb=MEMORY_MB, lifetime_s=900, channel="memory")
+
+    async def executing(number: int) -> None:
+        await platform.invoke(executor_call(origin, executor, number, MEMORY_MB, 900))
+
     start = loop.time()
-    await platform.invoke(
-        Call(run="run", rank=0, attempt=0, memory_mb=256, lifetime_s=900, channel="memory", entry="provisioner", request=plain(request))
-    )
+    provisioning = asyncio.create_task(Provisioner(client, executing, ScalingLimits(most=functions, tasks_per_executor=per_batch)).run())
     reader, seen = client.reader(), set[str]()
     while len(seen) < tasks:
         await asyncio.sleep(5.0)
@@ -102,6 +99,7 @@ async def _simulated(tasks: int, functions: int, per_batch: int) -> dict[str, An
         seen |= {result.id for result in found}
     makespan_s = loop.time() - start
     await client.finish()
+    await provisioning
     await asyncio.gather(*(one.wait() for one in list(platform._running.values())))
     ends = [event for event in platform._events if isinstance(event, Ended)]
     traffic = sum((event.traffic for event in ends), Traffic())

@@ -34,11 +34,8 @@ _TABLE = {
     "task-executor": "ephemeron.functions.tasks.executor_entry:run_task_executor",
     "sparse-shard": "ephemeron.sparse.store.functions:run_sparse_shard",
     "sparse-part": "ephemeron.sparse.job.function:run_sparse_part",
-    "geo-scheduling": "ephemeron.regions.control.function:run_geo_scheduling",
-    "geo-link-probe": "ephemeron.regions.link_probe:run_geo_link_probe",
-    "geo-addressing": "ephemeron.regions.control.function:run_geo_addressing",
+    "regions-link-probe": "ephemeron.regions.link_probe:run_link_probe",
     "driver": "ephemeron.runs.driver_function:run_driver",
-    "provisioner": "ephemeron.functions.tasks.provisioner:run_provisioner",
 }
 ENTRIES = tuple(_TABLE)
 """Names of the entries that every deployment serves."""

@@ -1,4 +1,4 @@
-"""The entry `geo-link-probe`: a function of each region, which measures the links to the functions of the others with the run's own communicator.
+"""The entry `regions-link-probe`: a function of each region, which measures the links to the functions of the others with the run's own communicator.
 
 For each pair, one region sends an update and the other one answers with a small one, first some small ones and then large ones; then the other way
 round. A clock measures at one end only. Half of a small exchange is the latency, what a large one takes longer gives the bandwidth. Through a store both include
@@ -59,7 +59,7 @@ class LinkProbeResult:
     links: tuple[MeasuredLink, ...]
 
 
-async def run_geo_link_probe(ctx: Context, request: LinkProbeRequest) -> LinkProbeResult:
+async def run_link_probe(ctx: Context, request: LinkProbeRequest) -> LinkProbeResult:
     """Measures the links from this region, one pair of regions after another."""
     own, found = request.names[request.index], []
     async with AsyncExitStack() as stack:

@@ -58,7 +58,7 @@ async def probe_links(regions: Regions, *, nbytes: int) -> tuple[RegionLink, ...
                 memory_mb=memory_mb,
                 lifetime_s=LIFETIME_S,
                 channel=store,
-                entry="geo-link-probe",
+                entry="regions-link-probe",
                 origin=time.time(),
                 key=key.text,
                 request=plain(request),

@@ -19,7 +19,7 @@ from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import QueueDepth, TaskSpec
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import open_queue
-from ephemeron.functions.tasks.provisioner import ProvisionerRequest
+from ephemeron.functions.tasks.provisioner import Provisioner, executor_call
 from ephemeron.functions.tasks.scaling import ScalingLimits, ScalingState, decide, platform_scaling, refused
 from ephemeron.functions.world import ComputeModel
 
@@ -113,9 +113,9 @@ def test_a_platform_keeps_a_place_for_the_provisioner() -> None:
 
 
 def provisioned(
-    world: Simulation, *, tasks: int, per_batch: int, lifetime_s: float, provisioner_s: float, duplicate: bool = False, **limits: Any
+    world: Simulation, *, tasks: int, per_batch: int, lifetime_s: float, **limits: Any
 ) -> tuple[list[Any], dict[str, object], int]:
-    """Runs tasks by a provisioner that is a function. Returns events, values by task, and the most executors at once."""
+    """Runs tasks by a provisioner. Returns events, values by task, and the most executors at once."""
 
     async def main() -> tuple[list[Any], dict[str, object], int]:
         platform = SimulatedPlatform(world, limits=Limits(concurrency=world.concurrency))
@@ -123,25 +123,14 @@ def provisioned(
         for n in range(0, tasks, per_batch):
             some = range(n, min(n + per_batch, tasks))
             await client.publish([TaskSpec(id=f"t{i}", function="task_jobs:square", arguments={"n": i}) for i in some], order=n)
-        request = ProvisionerRequest(
-            executor=ExecutorRequest(queue="q", functions=("task_jobs",), idle_s=5.0),
-            limits=ScalingLimits(most=world.concurrency - 2, **limits),
-            memory_mb=1024,
-            lifetime_s=lifetime_s,
-            margin_s=5.0,
-        )
-        call = Call(
-            run="run",
-            rank=0,
-            attempt=0,
-            memory_mb=256,
-            lifetime_s=provisioner_s,
-            channel="memory",
-            entry="provisioner",
-            request=plain(request),
-            duplicate=duplicate,
-        )
-        await platform.invoke(call)
+        executor = ExecutorRequest(queue="q", functions=("task_jobs",), idle_s=5.0)
+        origin = Call(run="run", rank=0, attempt=0, memory_mb=256, lifetime_s=lifetime_s, channel="memory")
+
+        async def start(number: int) -> None:
+            await platform.invoke(executor_call(origin, executor, number, 1024, lifetime_s))
+
+        provisioner = Provisioner(client, start, ScalingLimits(most=world.concurrency - 2, **limits))
+        provisioning = asyncio.create_task(provisioner.run())
         reader, values = client.reader(), dict[str, object]()
         while len(values) < tasks:
             await asyncio.sleep(1.0)
@@ -150,6 +139,7 @@ def provisioned(
                 assert result.status == "ok"
                 values[result.id] = result.value
         await client.finish()
+        await provisioning
         await asyncio.gather(*(invocation.wait() for invocation in list(platform._running.values())))
         at_once = most = 0
         for event in platform._events:
@@ -169,23 +159,11 @@ SECOND = ComputeModel(a=1024.0, b=0.0, m=0.0)
 """A task takes a second with 1,024 MB."""
 
 
-def test_a_provisioner_that_is_a_function_hands_over_until_all_is_done() -> None:
-    events, values, most = provisioned(Simulation(compute=SECOND, concurrency=12), tasks=1000, per_batch=5, lifetime_s=60, provisioner_s=30)
+def test_a_provisioner_replaces_executors_whose_lifetime_ends_until_all_is_done() -> None:
+    events, values, most = provisioned(Simulation(compute=SECOND, concurrency=12), tasks=1000, per_batch=5, lifetime_s=60)
     assert values == {f"t{n}": n * n for n in range(1000)}
-    ends = ended(events)
-    assert ends["relayed"] >= 2
-    assert ends["finished"] == 1
-    assert ends["deadline"] >= 10, "executors are replaced when their lifetime ends"
+    assert ended(events)["deadline"] >= 10
     assert most <= 12
-
-
-def test_a_provisioner_that_is_started_twice_provisions_once() -> None:
-    events, values, _ = provisioned(
-        Simulation(compute=SECOND, concurrency=20), tasks=40, per_batch=2, lifetime_s=60, provisioner_s=300, duplicate=True
-    )
-    assert len(values) == 40
-    assert ended(events)["stepped aside"] == 1
-    assert sum(isinstance(e, Invoked) for e in events) <= 2 + 18
 
 
 def test_concurrency_that_others_use_is_no_error() -> None:
@@ -200,7 +178,6 @@ def test_concurrency_that_others_use_is_no_error() -> None:
 
         from ephemeron.communication.channels import MemoryChannel
         from ephemeron.functions.tasks import ObjectQueue
-        from ephemeron.functions.tasks.provisioner import Provisioner
 
         queue = ObjectQueue(MemoryChannel(), "q", owner="p")
         await queue.publish([TaskSpec(id=f"t{n}", function="f") for n in range(50)])

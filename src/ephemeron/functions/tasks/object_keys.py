@@ -10,7 +10,6 @@ Q.edge/EDGE                     its tasks, and how many inputs they wait for
 Q.lost/EDGE                     create-only: one of its inputs is dead or cancelled
 Q.mXX/COUNTER/MEMBER.AMOUNT     members of a counter; XX spreads counters over 256 prefixes
 Q.data/TASK.OWNER               a result that is too large for the log
-Q.provisioner/ATTEMPT           create-only: the invocation that is this attempt of the provisioner
 Q.live/EXECUTOR.NUMBER          sign of life of an executor: the number has grown
 """
 

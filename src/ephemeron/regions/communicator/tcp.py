@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from ephemeron.config.typed import build, plain
 from ephemeron.errors import ChannelTimeout, EphemeronError, JobError, RegionSuperseded, RemoteError, UpdateForgotten
 from ephemeron.regions.communicator.base import Communicator, LinkEstimate, Member, PeerTraffic, Update, Watermarks
 from ephemeron.regions.communicator.members import MemberTable
-from ephemeron.regions.communicator.network import AddressBook, RegionNetwork
+from ephemeron.regions.communicator.network import RegionNetwork
 from ephemeron.regions.communicator.peer import Hello, News, Peer, Route, Snapshots, call_peer, newest_snapshot, watch
 from ephemeron.regions.communicator.pieces import Cursor, Inbox, Outbox, get_update, put_update
 
@@ -50,7 +49,6 @@ class TcpCommunicator(Communicator):
         names: all regions that take part from the beginning.
         limit_bytes: of own updates that are kept for slow regions.
         leave_s: time for which `leave` waits for them.
-        addresses: where endpoints are found; None: in the table of members.
     """
 
     def __init__(
@@ -66,12 +64,10 @@ class TcpCommunicator(Communicator):
         names: Sequence[str],
         limit_bytes: int = LIMIT_BYTES,
         leave_s: float = LEAVE_S,
-        addresses: AddressBook | None = None,
     ) -> None:
         super().__init__(region, identity=identity, fence=fence)
         self._channel, self._network, self._token, self._leave_s = channel, network, token, leave_s
-        self._prefix, self._since, self._addresses = f"{run}/groups", 0, addresses
-        self._renewing: asyncio.Task[None] | None = None
+        self._prefix, self._since = f"{run}/groups", 0
         self.table = MemberTable(channel, prefix=self._prefix, region=region, identity=identity, fence=fence)
         others = [name for name in names if name != region]
         self._outbox, self._inbox, self._snapshots = Outbox(others, limit_bytes=limit_bytes), Inbox(), Snapshots()
@@ -91,7 +87,7 @@ class TcpCommunicator(Communicator):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        tasks = list(self._keeping.values()) + ([] if self._renewing is None else [self._renewing])
+        tasks = list(self._keeping.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -100,11 +96,7 @@ class TcpCommunicator(Communicator):
     # -- members --------------------------------------------------------------------------------------------
 
     async def join(self, *, since: int = 0, enters: bool = False) -> Sequence[Member]:
-        inside = self.endpoint if self._addresses is None else ""
-        known = await self.table.join(since=since, endpoint=inside, enters=enters)
-        if self._addresses is not None and self.endpoint:
-            await self._addresses.announce(self.endpoint)
-            self._renewing = asyncio.get_running_loop().create_task(self._renew(self._addresses))
+        known = await self.table.join(since=since, endpoint=self.endpoint, enters=enters)
         self._since = since if known is None else known.since
         await self._look(at_once=True)
         for name in self._peers:
@@ -132,21 +124,6 @@ class TcpCommunicator(Communicator):
             if any(self._outbox.is_needed_by(name, (update.fragment, update.round)) for name in late):
                 await put_update(self._channel, self._prefix, update)
         await self.table.leave(after=after)
-        if self._renewing is not None and self._addresses is not None:
-            self._renewing.cancel()
-            await self._addresses.withdraw()
-
-    async def _renew(self, addresses: AddressBook) -> None:
-        """Keeps the lease of this region's address."""
-        while True:
-            await asyncio.sleep(addresses.renew_every_s)
-            try:
-                await addresses.announce(self.endpoint)
-            except RegionSuperseded as e:
-                self._superseded = e
-                return
-            except EphemeronError as e:  # it is tried again; connections that are open stay
-                _log.warning("the address of region %s is not renewed: %s", self.region, e)
 
     async def members(self) -> Sequence[Member]:
         await self._look(at_once=True)
@@ -164,7 +141,7 @@ class TcpCommunicator(Communicator):
         async with self._looking:
             if not at_once and loop.time() - self._looked < _LOOK_S:
                 return
-            self._members = await self._with_addresses(await self.table.members())
+            self._members = await self.table.members()
             self._looked = loop.time()
             for member in self._members:
                 if member.region == self.region:
@@ -172,17 +149,6 @@ class TcpCommunicator(Communicator):
                         self._superseded = RegionSuperseded(f"attempt {member.fence} of region {self.region} has joined")
                     continue
                 await self._learn(member)
-
-    async def _with_addresses(self, members: Sequence[Member]) -> Sequence[Member]:
-        if self._addresses is None:
-            return members
-        found = await self._addresses.look_up()
-        return [
-            dataclasses.replace(member, endpoint=found[member.region].endpoint)
-            if member.region in found and found[member.region].fence >= member.fence
-            else member
-            for member in members
-        ]
 
     async def _learn(self, member: Member) -> None:
         peer = self._peer(member.region)
