@@ -65,6 +65,7 @@ FULL_MATRIX = {
     "tests/partition/runtime/test_pipeline_equality.py": "stages_train",
     "tests/partition/test_place.py": "bound or baseline",
     "tests/partition/test_tracing_models.py": "stages",
+    "tests/runs/test_driver_function.py": "whoever_dies",
     "tests/training/planner/model/test_lives.py": "evaluations or feasible or predicted",
     "tests/training/planner/test_search.py": "",
     "tests/training/test_direct_recovery.py": "",

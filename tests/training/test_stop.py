@@ -25,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
         run_id = "r-1"
 
     class Record:
-        platform, kind = "local", "training"
+        platform, kind, detached = "local", "training", False
 
     async def stop(folder: object, run: object, *, now: bool) -> None:
         told.append(now)

@@ -134,6 +134,7 @@ class ValueStudy:
             self._predictor,
             places=self.places,
             parent="",
+            labels={},
             token=self.folder.path.parent.name,
             seconds=self.seconds,
             simulated=self._simulated,

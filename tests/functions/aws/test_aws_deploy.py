@@ -86,7 +86,7 @@ def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path
         "image/requirements.txt",
         "image/ephemeron/functions/aws/handler.py",
     }
-    assert not any("cli/" in name or "testing/" in name or "__pycache__" in name for name in names)
+    assert not any("testing/" in name or "dashboard/" in name or "__pycache__" in name for name in names)
     installed = (tmp_path / "aws/image/requirements.txt").read_text()
     assert all(name in installed for name in ("torch", "boto3", "pillow", "pyarrow"))
     assert package.HANDLER in (tmp_path / "aws/image/Dockerfile").read_text()

@@ -63,7 +63,7 @@ def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path
     }
     names = zipfile.ZipFile(out / "image.zip").namelist()
     assert {"Dockerfile", "requirements.txt", "ephemeron/functions/aws_microvm/handler.py"} <= set(names)
-    assert not any("/cli/" in name or "/testing/" in name or "__pycache__" in name for name in names)
+    assert not any("/testing/" in name or "/dashboard/" in name or "__pycache__" in name for name in names)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import TERMS, platform, profiles, short_lives, workload
 
-from ephemeron.training.planner.baselines import brute_force, two_stage
+from ephemeron.training.planner.baselines import brute_force, published, two_stage
 from ephemeron.training.planner.model.exchange import ExecutionOptions, exchange
 from ephemeron.training.planner.model.profile import Profile, QuotaRange
 from ephemeron.training.planner.model.rates import Power, Saturating, Transfer
@@ -34,7 +34,7 @@ def small(profile: Profile, limits: PlanLimits, model: str = "honest", epochs: i
         platforms=[profile.platform, *([] if direct is None else [direct])],
         memory_step_mb=700,
         most_workers=6,
-        published=two_stage if model == "published" else None,
+        published=published if model == "published" else None,
     )
 
 

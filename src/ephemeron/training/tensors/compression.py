@@ -5,7 +5,7 @@ it, the rounding error is added to the next message, so that it is delayed and n
 Karimireddy et al. 2019). The residual is part of a worker's state and of its checkpoint.
 
 All codecs are deterministic: the same vector and residual give the same bytes on every platform. All keep minus zero,
-which marks absent values (`tensors.absence`).
+which marks absent values.
 
 Minus zero as the mark of a parameter without gradient, which survives sums and takes no further bytes.
 
@@ -22,7 +22,7 @@ dense    all values
 bitmap   one bit for each element, and the values that are kept
 runs     for each run of kept values its distance from the run before and its length, and the values
 
-Zeros are left out, or minus zeros (`absence`) where those are more frequent. All else is kept to the bit, so sums of decoded
+Zeros are left out, or minus zeros where those are more frequent. All else is kept to the bit, so sums of decoded
 vectors have the bits that sums of the vectors have.
 """
 

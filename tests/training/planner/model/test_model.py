@@ -12,7 +12,7 @@ from ephemeron.errors import JobError
 from ephemeron.functions import simulation  # noqa: F401 - the simulator is what this file is about
 from ephemeron.training.driver import configure, train
 from ephemeron.training.job import DataSpec, Job, Simulation, Target
-from ephemeron.training.planner.baselines import two_stage
+from ephemeron.training.planner.baselines import published
 from ephemeron.training.planner.model.builtin import builtin_platform
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import largest_nonaggregator_batch, predict
@@ -95,7 +95,7 @@ def test_predictions_hold_in_the_simulator(digits, values):
 def test_published_equations_by_hand():
     """FasDL 3-1 to 3-26 with bandwidths of 50 and 100 MB/s and no latency."""
     w, k, ba, bn, m = 4, 2, 128, 200, 1100
-    p = two_stage(RESNET, FLAT, ExecutionOptions(sync="hap", epochs=3), workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn)
+    p = published(RESNET, FLAT, ExecutionOptions(sync="hap", epochs=3), workers=w, memory_mb=m, aggregators=k, batch=ba, other_batch=bn)
     compute = 40 * (128 + 12) / (1100 - 100)  # 3-12
     upload, aggregate, download = 100 / 50, 3 * 50 / 100 + 50 / 50, 100 / 100  # 3-2 to 3-4
     global_batch = 128 * 2 + 200 * 2  # 3-14
