@@ -22,6 +22,7 @@ from ephemeron.functions.tasks.model import WaitingEdges
 from ephemeron.functions.tasks.packing import batch_name
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
 from ephemeron.functions.tasks.result_store import TaskOutputs
+from running import until_async
 
 numbers = itertools.count()
 LENGTH = 4
@@ -157,6 +158,7 @@ def test_a_result_that_another_owner_has_recorded_first_has_no_follower_here(val
         async def other() -> None:
             """Records task 1, without a lease, while this executor stores it."""
             await stored.wait()
+            await until_async(lambda: any(task == "t2" for task, _ in w.chain.ran))  # the follower has begun
             await late.complete(lease, [TaskResult(id="t1", value=1)])
             recorded.set()
 
