@@ -128,9 +128,9 @@ def place_of(settings: AwsSettings, *, account: str, channel: str, vpc: bool, si
 
 
 def function_policy(place: Place, *, substituted: bool = False) -> dict[str, object]:
-    """Permissions of the function's role."""
+    """Permissions of the function's role. Functions drive runs, too (`--detach`), as clients do."""
     statements = [
-        _allow("InvokeSuccessors", _INVOKE, place.functions),
+        *_driving(place),
         _allow("WriteItsLog", ["logs:CreateLogStream", "logs:PutLogEvents"], f"{place.log_arn}:*"),
         *_objects(place),
     ]
@@ -141,13 +141,16 @@ def function_policy(place: Place, *, substituted: bool = False) -> dict[str, obj
 
 def client_policy(place: Place, *, substituted: bool = False) -> dict[str, object]:
     """Permissions of the client."""
-    statements = [
+    return _document([*_driving(place), *_objects(place)], substituted=substituted)
+
+
+def _driving(place: Place) -> list[Statement]:
+    """Permissions of whoever drives a run."""
+    return [
         _allow("StartFunctions", [*_INVOKE, *_LOOK], place.functions),
         _allow("ReadTheQuota", ["lambda:GetAccountSettings"], "*"),
         _allow("ReadTheLog", ["logs:FilterLogEvents"], f"{place.log_arn}:*"),
-        *_objects(place),
     ]
-    return _document(statements, substituted=substituted)
 
 
 def deployer_policy(place: Place) -> dict[str, object]:
