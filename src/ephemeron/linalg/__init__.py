@@ -58,7 +58,7 @@ _OPERATORS = {
     "sum": "statistics",
     "total": "lazy",
 }
-"""What the operators and methods of a matrix call (`matrices.operators`)."""
+"""What the operators and methods of a matrix call (`matrices.big_matrix`)."""
 
 OPERATIONS = tuple(name for name, module in _LAZY.items() if module in ("arithmetic", "norms", "operations", "spectral", "statistics"))
 """Computations of which `predict` tells the cost by name."""

@@ -29,7 +29,7 @@ class RegionRuns(RunKind):
         return train_groups(request, on_event=on_event, out=out)
 
     def predict(self, request: LaunchRequest, on_progress: Callable[[str], None]) -> Prediction:
-        """What a run will take; see `driver.predictions`."""
+        """What a run will take; see `driver.launch`."""
         from ephemeron.regions.driver.launch import predict_groups, prepared_groups
 
         return predict_groups(prepared_groups(request), on_progress)

@@ -263,7 +263,7 @@ def _database(url: str) -> int:
 
 
 def _error_of(e: Exception, text: str) -> type[ChannelUnreachable]:
-    """Error class of a failure; see `channels.retry`."""
+    """Error class of a failure; see `channels.retrying`."""
     import redis.exceptions as errors
 
     if isinstance(e, errors.OutOfMemoryError) or "maxmemory" in text or text.startswith("OOM"):

@@ -117,7 +117,7 @@ def is_missing_bucket(e: Exception) -> bool:
 
 
 def error_of(e: Exception, *, local: bool) -> type[ChannelUnreachable]:
-    """Error class of a failure; see `channels.retry`.
+    """Error class of a failure; see `channels.retrying`.
 
     Args:
         local: the store is a folder, where few errors are transient.

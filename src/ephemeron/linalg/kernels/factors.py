@@ -200,7 +200,7 @@ def cholesky_condition(lower: Blocks) -> tuple[Array]:
 
 
 def lu_condition(upper: Blocks, lower: Blocks, pivots: Sequence[Array]) -> tuple[Array]:
-    """The reciprocal condition number (1 × 1, in the 1-norm) of the matrix of which `algorithms.lu` made these.
+    """The reciprocal condition number (1 × 1, in the 1-norm) of the matrix of which `algorithms.equations` made these.
 
     Args:
         upper, lower: U and L.

@@ -1,6 +1,6 @@
 """Execution of one stage: forward and backward pass of a micro-batch, with kept or recomputed activations.
 
-Inputs are detached from autograd's graph, and their gradients are returned by name, as in `tracing.sequential`, which passes a whole
+Inputs are detached from autograd's graph, and their gradients are returned by name, as in `tracing.split`, which passes a whole
 batch through all stages; here many micro-batches are in flight at one stage. The last stage computes the loss from its own results
 without detaching them.
 

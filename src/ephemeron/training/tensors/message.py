@@ -61,7 +61,7 @@ class MessageHeader:
     spent_usd: float = 0.0
     """Cost of the sender's rank so far."""
     marks: tuple[int, ...] = ()
-    """In merged messages of asynchronous runs: see `collectives.chain.Marks`."""
+    """In merged messages of asynchronous runs: see `collectives.arrived.Marks`."""
 
 
 def pack(

@@ -24,7 +24,7 @@ class WorkerRequest:
     """Arguments of one invocation of a worker."""
 
     channel_retry_s: float = CHANNEL_RETRY_S
-    """See `channels.retry`."""
+    """See `channels.retrying`."""
     slowest_s: NonNegative = 0.0
     """Longest recent iteration that the caller knows of, without waits; see `Timeouts`."""
     typical_s: NonNegative = 0.0

@@ -164,7 +164,7 @@ IMPORTERS = (
 
 
 def _csv(request: ImportRequest) -> dict[str, FoundFiles]:
-    """Files with a header line. A sample is a record's bytes; a column has numbers where all its cells are such (`formats.cells`)."""
+    """Files with a header line. A sample is a record's bytes; a column has numbers where all its cells are such (`formats.records`)."""
     source, delimiter = request.source, request.options["delimiter"]
     paths = source.only([".csv", ".tsv", ".csv.gz", ".tsv.gz"], what="tables")
     rows: list[tuple[str, DataRef, list[str]]] = []

@@ -1,7 +1,7 @@
 """Gradients of a model as one flat vector, of which each parameter's `.grad` is a view: sending them copies nothing.
 
 A parameter that took no part in a step has no gradient, here as in PyTorch, and its part of the vector is minus zero
-(`tensors.absence`). Parameters of mixed dtypes are exchanged in the widest of these, and keep their own. On an accelerator the
+(`tensors.compression`). Parameters of mixed dtypes are exchanged in the widest of these, and keep their own. On an accelerator the
 vector is stored there, with a pinned copy on the host for the exchange.
 """
 

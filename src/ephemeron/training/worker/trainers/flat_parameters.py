@@ -1,7 +1,7 @@
 """Parameters as one flat vector: their gradients out, merged gradients in.
 
 Parameters of mixed dtypes are exchanged in the widest of these, and keep their own. A parameter without gradient is minus zero
-in the vector (`tensors.absence`).
+in the vector (`tensors.compression`).
 """
 
 from __future__ import annotations
