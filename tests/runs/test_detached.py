@@ -60,7 +60,7 @@ def given(place: Path, *arguments: str) -> str:
 
 def detach(place: Path, *arguments: str) -> RunFolder:
     told = json.loads(given(place, *arguments, "--detach", "--json").splitlines()[-1])
-    assert told["detached"] is True
+    assert told["detached"] is True, "as JSON says it"
     folder = folders.find(told["run_id"])
     assert open_header(folder).detached
     return folder
@@ -240,6 +240,23 @@ def test_what_no_function_can_drive_is_refused_and_nothing_is_left(options: tupl
     assert ran.exit_code == 2
     assert said in " ".join(ran.output.split())
     assert folders.all_runs() == []
+
+
+@pytest.mark.slow
+def test_a_command_that_is_refused_when_it_is_given_again_fails_with_its_cause(place: Path) -> None:
+    (place / "words.py").write_text("def same(number):\n    return number\n")
+    (place / "items.jsonl").write_text("1\n2\n")
+    (place / "out").mkdir()
+    said = given(place, "map", "words:same", "--items", "items.jsonl", "--out", "out/o.jsonl", "--detach", "--json")
+    folder = folders.find(json.loads(said.splitlines()[-1])["run_id"])
+    over(folder)
+    (place / "out" / "o.jsonl").unlink()
+    (place / "out").rmdir()
+    (folder.path / "result.json").unlink()
+    (folder.path / "driver.lock").unlink()
+    result = verbs.attach(folder.run_id, check=False)
+    assert result.summary.status == "failed"
+    assert "there is no folder" in result.causes[0]
 
 
 def test_a_command_is_refused_as_without_it_before_anything_is_stored(place: Path) -> None:

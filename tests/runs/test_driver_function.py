@@ -37,6 +37,7 @@ from ephemeron.runs.function_set import MOST_LOSSES
 from random_schedules import seeds
 
 RUN = "a-run"
+LAUNCH = prefix_of(RUN, "first")
 LIFETIME_S = 100.0
 
 
@@ -98,7 +99,7 @@ class Pretended(Drive):
 
 def world(work: Work) -> SimulatedPlatform:
     async def run(ctx: Context, request: DriverRequest) -> DriverResult:
-        records = DriverRecords(ctx.channel, request.run, name=name_of(ctx.call.rank, ctx.call.attempt))
+        records = DriverRecords(ctx.channel, ctx.call.run, name=name_of(ctx.call.rank, ctx.call.attempt))
         if not await records.create(f"start/{ctx.call.rank}.{ctx.call.attempt}", ctx.invocation):
             return DriverResult(outcome="duplicate")
         await records.forget(ctx.call.rank, before=ctx.call.attempt, term=(await records.look()).term)
@@ -112,8 +113,8 @@ def world(work: Work) -> SimulatedPlatform:
 
 
 async def started(platform: SimulatedPlatform, *, lifetime_s: float = LIFETIME_S) -> DriverRecords:
-    records = DriverRecords(platform.store, RUN, name="client")
-    call = Call(run=prefix_of(RUN), rank=0, attempt=0, memory_mb=512, lifetime_s=lifetime_s, channel="memory")
+    records = DriverRecords(platform.store, LAUNCH, name="client")
+    call = Call(run=LAUNCH, rank=0, attempt=0, memory_mb=512, lifetime_s=lifetime_s, channel="memory")
     for slot in range(2):
         await records.create(f"claim/{slot}.0")
     for slot in range(2):
@@ -160,7 +161,7 @@ def test_time_limits_are_passed_without_a_gap_and_without_two_drivers() -> None:
         assert len(work.terms) >= 4
         assert took_s < 400.0 + 5.0 * len(work.terms), "a term begins within seconds of the one before"
         assert set(outcomes(platform)) == {"relayed", "finished"}
-        assert len(await platform.store.list(f"{prefix_of(RUN)}/")) < 30, "records of functions that are gone are deleted"
+        assert len(await platform.store.list(f"{LAUNCH}/")) < 30, "records of functions that are gone are deleted"
         assert (await records.look()).is_over
 
     simulated(body)
@@ -244,12 +245,28 @@ def test_a_request_to_stop_reaches_the_run_once(asked: str) -> None:
     simulated(body)
 
 
+def test_functions_of_an_earlier_launch_change_nothing_of_a_later_one() -> None:
+    async def body() -> None:
+        work = Work(30.0)
+        platform = world(work)
+        records = await started(platform)
+        earlier = DriverRecords(platform.store, prefix_of(RUN, "zero"), name="0-0")
+        await earlier.create("end")
+        await earlier.create("claim/0.7")
+        await earlier.beat()
+        assert not (await records.look()).is_over
+        await ended(platform)
+        assert (work.left_s, work.terms) == (0.0, [1])
+
+    simulated(body)
+
+
 def test_a_call_that_is_delivered_twice_drives_once() -> None:
     async def body() -> None:
         work = Work(20.0)
         platform = world(work)
-        records = DriverRecords(platform.store, RUN, name="client")
-        call = Call(run=prefix_of(RUN), rank=0, attempt=0, memory_mb=512, lifetime_s=LIFETIME_S, channel="memory", duplicate=True)
+        records = DriverRecords(platform.store, LAUNCH, name="client")
+        call = Call(run=LAUNCH, rank=0, attempt=0, memory_mb=512, lifetime_s=LIFETIME_S, channel="memory", duplicate=True)
         for slot in range(2):
             await records.create(f"claim/{slot}.0")
         for slot in range(2):
@@ -294,7 +311,7 @@ def test_a_folder_is_copied_without_its_key_and_what_is_appended_is_sent_once(tm
         (folder.path / "objects" / "large").write_text("stays")
         (folder.path / "logs").mkdir()
         (folder.path / "logs" / "0.txt").write_text("said\n")
-        copy = FolderCopy(channel, folder, key, 1)
+        copy = FolderCopy(channel, LAUNCH, folder, key, 1)
         await copy.save()
         with folder.events.open("a") as events:
             events.write("two\n")
@@ -302,10 +319,10 @@ def test_a_folder_is_copied_without_its_key_and_what_is_appended_is_sent_once(tm
         await copy.save()
         there = RunFolder(tmp_path / "b" / RUN)
         there.path.mkdir(parents=True)
-        assert await FolderCopy(channel, there, key, 2).restore() == 1
+        assert await FolderCopy(channel, LAUNCH, there, key, 2).restore() == 1
         found = {p.relative_to(there.path).as_posix(): p.read_text() for p in there.path.rglob("*") if p.is_file()}
         assert found == {"run.json": "{}", "events.jsonl": "one\ntwo\n", "logs/0.txt": "said\n", "result.json": '{"status": "finished"}'}
-        sizes = [len(await channel.fetch(k) or b"") for k in await channel.list(f"{prefix_of(RUN)}/files/") if "events" in k]
+        sizes = [len(await channel.fetch(k) or b"") for k in await channel.list(f"{LAUNCH}/files/") if "events" in k]
         assert len(sizes) == 2
 
     copied(body)
@@ -314,12 +331,12 @@ def test_a_folder_is_copied_without_its_key_and_what_is_appended_is_sent_once(tm
 def test_a_driver_whose_term_is_over_is_told_so_and_its_files_are_not_read(tmp_path: Path) -> None:
     async def body(channel: MemoryChannel, key: SigningKey) -> None:
         old = folder_in(tmp_path / "old" / RUN, events_jsonl="one\n")
-        first = FolderCopy(channel, old, key, 1)
+        first = FolderCopy(channel, LAUNCH, old, key, 1)
         await first.save()
         new = RunFolder(tmp_path / "new" / RUN)
         new.path.mkdir(parents=True)
-        assert await DriverRecords(channel, RUN, name="next").take(2)
-        second = FolderCopy(channel, new, key, 2)
+        assert await DriverRecords(channel, LAUNCH, name="next").take(2)
+        second = FolderCopy(channel, LAUNCH, new, key, 2)
         await second.restore()
         await second.save()
         with old.events.open("a") as events:
@@ -328,7 +345,7 @@ def test_a_driver_whose_term_is_over_is_told_so_and_its_files_are_not_read(tmp_p
             await first.save()
         third = RunFolder(tmp_path / "third" / RUN)
         third.path.mkdir(parents=True)
-        await FolderCopy(channel, third, key, 3).restore()
+        await FolderCopy(channel, LAUNCH, third, key, 3).restore()
         assert third.events.read_text() == "one\n"
 
     copied(body)
@@ -337,7 +354,7 @@ def test_a_driver_whose_term_is_over_is_told_so_and_its_files_are_not_read(tmp_p
 def test_a_copy_is_not_complete_before_everything_is_saved(tmp_path: Path) -> None:
     async def body(channel: MemoryChannel, key: SigningKey) -> None:
         folder = folder_in(tmp_path / RUN, run_json="{}")
-        copy = FolderCopy(channel, folder, key, 1)
+        copy = FolderCopy(channel, LAUNCH, folder, key, 1)
         await copy._put("run.json", -1, b"{}", (2, 0))
         with pytest.raises(ChannelEmptied, match="no copy"):
             await copy.restore()
@@ -348,13 +365,13 @@ def test_a_copy_is_not_complete_before_everything_is_saved(tmp_path: Path) -> No
 def test_what_somebody_else_has_put_into_a_copy_is_refused_and_no_file_is_written_elsewhere(tmp_path: Path) -> None:
     async def body(channel: MemoryChannel, key: SigningKey) -> None:
         folder = folder_in(tmp_path / "a" / RUN, run_json="{}")
-        await FolderCopy(channel, folder, key, 1).save()
+        await FolderCopy(channel, LAUNCH, folder, key, 1).save()
         there = RunFolder(tmp_path / "b" / RUN)
         there.path.mkdir(parents=True)
         with pytest.raises(SignatureRefused):
-            await FolderCopy(channel, there, SigningKey.new(), 2).restore()
-        await FolderCopy(channel, folder, key, 1)._put("../../escaped.json", -1, b"x", (1, 0))
-        await FolderCopy(channel, there, key, 2).restore()
+            await FolderCopy(channel, LAUNCH, there, SigningKey.new(), 2).restore()
+        await FolderCopy(channel, LAUNCH, folder, key, 1)._put("../../escaped.json", -1, b"x", (1, 0))
+        await FolderCopy(channel, LAUNCH, there, key, 2).restore()
         assert not (tmp_path / "escaped.json").exists()
 
     copied(body)

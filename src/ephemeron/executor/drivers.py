@@ -119,8 +119,9 @@ class Driver(ABC):
                 self._is_launched = True
                 raise Launched
             (self._folder.path / RESULT_FILE).unlink(missing_ok=True)
-            if session_end(self._folder.events) is not None:  # it was stopped
-                header = replace(header, started_at=time.time() - last_t(self._folder))
+            before_s = last_t(self._folder) if self._folder.events.exists() else 0.0
+            if self._header is not None and (not before_s or session_end(self._folder.events) is not None):  # it begins, or was stopped
+                header = replace(header, started_at=time.time() - before_s)
             write_header(self._folder, header)
             self._session.header = header
             self._thread = threading.Thread(target=self._body, name=f"ephemeron-{self._session.run}", daemon=True)

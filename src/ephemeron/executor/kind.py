@@ -13,9 +13,10 @@ from ephemeron import blocking
 from ephemeron.blocking import Interrupts
 from ephemeron.config.typed import plain
 from ephemeron.errors import UserError
+from ephemeron.events import RunEnded, to_json
 from ephemeron.executor.places import PlaceOptions, address_of
 from ephemeron.executor.programs import Program, bring_outputs, given_again, last_words, program_of
-from ephemeron.functions.jsonl import follow
+from ephemeron.functions.jsonl import Journal, follow
 from ephemeron.functions.local import is_hosted
 from ephemeron.prices import Prices
 from ephemeron.runs.client_run import ClientRuns, summarized
@@ -38,6 +39,10 @@ class TasksSummary(RunSummary):
     """By the user, or because the run was stopped or has failed."""
 
 
+REFUSED = 2
+"""Exit status of a command that was refused."""
+
+
 class _Ended(Exception):
     """The process has ended."""
 
@@ -57,7 +62,7 @@ class TaskRuns(ClientRuns):
                 bring_outputs(folder, program)
             return super().attach(folder, header, following)
         if program is not None:
-            return self._go_on(folder, program, following)
+            return self._go_on(folder, header, program, following)
         if is_hosted(folder.path):
             raise UserError(
                 f"the client of run {folder.run_id} has ended; its functions end when they find no task, or now by: ephemeron stop {folder.run_id}"
@@ -66,11 +71,16 @@ class TaskRuns(ClientRuns):
             write_summary(folder, interrupted(folder, header))
         raise UserError(f"run {folder.run_id} is not running (interrupted): {self.again}")
 
-    def _go_on(self, folder: RunFolder, program: Program, following: Following) -> RunResult:
+    def _go_on(self, folder: RunFolder, header: RunHeader, program: Program, following: Following) -> RunResult:
         """Gives the command of a run again, and shows its events."""
         (folder.path / RESULT_FILE).unlink(missing_ok=True)
         with given_again(folder, program) as process:
             blocking.run(lambda interrupts: self._shown(folder, process, following, interrupts))
+        if process.returncode == REFUSED and self.result(folder) is None:  # it would be refused again
+            cause = last_words(folder)
+            failed = summarized(TasksSummary, folder, header, status="failed", causes=(cause,), tasks=None, failed=None, cancelled=None)
+            write_summary(folder, failed)
+            Journal(folder.events).append(to_json(RunEnded(t=failed.seconds, status="failed", causes=[cause])))
         result = self.result(folder)
         if result is None:
             raise UserError(f"the command of run {folder.run_id} has ended without a result: {last_words(folder) or process.returncode}")
@@ -89,7 +99,7 @@ class TaskRuns(ClientRuns):
     def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
         if (program := program_of(header)) is not None:
             withdraw_stop(folder)
-            return self._go_on(folder, program, following)
+            return self._go_on(folder, header, program, following)
         raise UserError(
             f"run {folder.run_id} is of kind tasks, which were in the memory of its client: it cannot be resumed; start it again"
         )

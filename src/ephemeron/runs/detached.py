@@ -26,13 +26,13 @@ from ephemeron.errors import ChannelEmptied, EphemeronError, JobError, PlatformE
 from ephemeron.events import Event
 from ephemeron.functions.base import Call, Platform
 from ephemeron.functions.jsonl import complete_lines, events_in, unfinished
-from ephemeron.functions.local import SESSION_VARIABLE, LocalPlatform, default_limits
+from ephemeron.functions.local import SESSION_VARIABLE, LocalPlatform
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.runs import run_platform
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.driver_function import SLOTS, DriverRecords, DriverRequest, SignsOfLife, driver_call, prefix_of
 from ephemeron.runs.folder_copies import Copying, FolderCopy
-from ephemeron.runs.folders import MODELS, RESULT_FILE, RunFolder, events_of, runs_folder
+from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
 from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.runs.lock import is_driven
 from ephemeron.units import human_count
@@ -44,10 +44,13 @@ FOLDER = "driver"
 _MEMORY_MB, _LARGE_MB = 1024, 3072
 """Of a driver function on this machine; the second where it trains, predicts or keeps a model itself."""
 BEAT_S, CLOUD_BEAT_S = 1.0, 5.0
+LIFETIME_S = 86_400.0
+"""Time limit of a driver function, at most: the longest of its platform, if that is shorter."""
 _SILENT = 6.0
 """Beats without a sign of life after which a driver function is replaced."""
 _START_S = 60.0
 """Longest time until the first driver function has the lock."""
+_HERE_ENDS_S = 3.0
 _ENDS_S = 20.0
 """Longest wait for the ends of driver functions."""
 _LOOK_S, _REMOTE_LOOK_S = 0.1, 1.0
@@ -55,7 +58,7 @@ _LOOK_S, _REMOTE_LOOK_S = 0.1, 1.0
 
 def is_remote(header: RunHeader) -> bool:
     """Whether the driver functions of a run have a copy of its folder, and not the folder itself."""
-    return header.detached and header.platform in CLOUDS
+    return bool(header.detached) and header.platform in CLOUDS
 
 
 def channel_of(folder: RunFolder, header: RunHeader) -> str:
@@ -71,7 +74,7 @@ def check(header: RunHeader) -> None:
     """
     if header.kind in ("service", "profile"):
         raise JobError(f"a {header.kind} is a process of its command, and cannot be detached", remedy="leave --detach out")
-    if "simulated" in header.platform and header.kind in MODELS:
+    if "simulated" in header.platform:
         raise JobError(
             "a simulated run takes place in virtual time, inside its command: it cannot be detached", remedy="leave --detach out"
         )
@@ -80,6 +83,8 @@ def check(header: RunHeader) -> None:
             f"a run of kind {header.kind} is driven where its files are, and not on {header.platform}",
             remedy="leave --detach out" if header.kind == "regions" else "use platform local, or leave --detach out",
         )
+    if header.platform == "openfaas" and header.kind == "tasks":
+        raise JobError("functions on openfaas do not know the password with which a command asks the gateway", remedy="leave --detach out")
     if header.channel.startswith(("ps://", "parameter_server")):
         raise JobError("the parameter server is a process of the client, so the run cannot be detached", remedy="use another --channel")
 
@@ -102,7 +107,7 @@ async def driver_platform(
     own = RunFolder(folder.path / FOLDER)
     own.path.mkdir(parents=True, exist_ok=True)
     if header.platform in CLOUDS:
-        drivers = replace(header, run_id=prefix_of(header.run_id), functions=SLOTS)
+        drivers = replace(header, run_id=prefix_of(header.run_id, header.detached), functions=SLOTS)
         platform: Platform = await (run_platform.start(own, drivers, {}) if starting else run_platform.attach(own, drivers))
     else:
         everything = {**os.environ, **variables, SESSION_VARIABLE: str(own.path.resolve())}
@@ -125,12 +130,12 @@ async def hand_over(folder: RunFolder, header: RunHeader, variables: Mapping[str
         JobError: functions cannot drive it.
     """
     check(header)
-    header = replace(header, detached=True)
+    header = replace(header, detached=secrets.token_hex(3))
     write_header(folder, header)
+    launch = prefix_of(header.run_id, header.detached)
     folder.events.touch()  # it has begun
     is_local = header.platform not in CLOUDS
     beat_s = BEAT_S if is_local else CLOUD_BEAT_S
-    lifetime_s = header.lifetime_s or default_limits().lifetime_s
     request = DriverRequest(
         run=header.run_id,
         home=str(runs_folder().parent.resolve()) if is_local else "",
@@ -139,15 +144,15 @@ async def hand_over(folder: RunFolder, header: RunHeader, variables: Mapping[str
         beat_s=beat_s,
         silent_s=_SILENT * beat_s,
         start_s=4 * _SILENT * beat_s,
-        margin_s=min(3 * beat_s, lifetime_s / 5),
+        margin_s=3 * beat_s,
     )
     address = channel_of(folder, header)
     call = Call(
-        run=prefix_of(header.run_id),
+        run=launch,
         rank=0,
         attempt=0,
         memory_mb=_memory_mb(header),
-        lifetime_s=lifetime_s,
+        lifetime_s=LIFETIME_S,
         channel=address,
         origin=header.started_at,
         key=folder.signing_key().text,
@@ -155,10 +160,11 @@ async def hand_over(folder: RunFolder, header: RunHeader, variables: Mapping[str
     )
     with environment(variables):
         async with open_channel(address) as channel, driver_platform(folder, header, variables) as platform:
-            records = DriverRecords(channel, header.run_id, name=_client_name())
-            await records.clear()
+            # A time limit that the run has for its own functions may be shorter than what a driver takes to begin.
+            call = replace(call, lifetime_s=min(LIFETIME_S, platform.limits.lifetime_s))
+            records = DriverRecords(channel, launch, name=_client_name())
             if not is_local:
-                await FolderCopy(channel, folder, folder.signing_key(), 0).save()
+                await FolderCopy(channel, launch, folder, folder.signing_key(), 0).save()
             for slot in range(SLOTS):
                 await records.create(f"claim/{slot}.0")
             started = [await platform.invoke(driver_call(call, slot, request)) for slot in range(SLOTS)]
@@ -189,7 +195,7 @@ def ask_to_stop(folder: RunFolder, header: RunHeader, *, now: bool) -> None:
 
     async def ask() -> None:
         async with open_channel(channel_of(folder, header)) as channel:
-            records = DriverRecords(channel, folder.run_id, name=_client_name())
+            records = DriverRecords(channel, prefix_of(folder.run_id, header.detached), name=_client_name())
             look = await records.look()
             if look.is_over or not look.claims:
                 raise UserError(f"run {folder.run_id} is not running")
@@ -211,8 +217,9 @@ async def _follow(folder: RunFolder, header: RunHeader, on_event: Callable[[Even
     beat_s, loop = CLOUD_BEAT_S, asyncio.get_running_loop()
     signs, offset = SignsOfLife(silent_s=_SILENT * beat_s, start_s=4 * _SILENT * beat_s), 0
     async with open_channel(channel_of(folder, header)) as channel:
-        records = DriverRecords(channel, folder.run_id, name=_client_name())
-        copy = FolderCopy(channel, folder, folder.signing_key(), 0)
+        launch = prefix_of(folder.run_id, header.detached)
+        records = DriverRecords(channel, launch, name=_client_name())
+        copy = FolderCopy(channel, launch, folder, folder.signing_key(), 0)
         while True:
             look, now = await records.look(), loop.time()
             try:
@@ -255,11 +262,11 @@ def _show(folder: RunFolder, offset: int, on_event: Callable[[Event], None]) -> 
 @contextlib.contextmanager
 def holding(folder: RunFolder, header: RunHeader, term: int) -> Iterator[None]:
     """Inside, this process drives a run whose functions drove it elsewhere: it gives signs of life, and saves the folder."""
-    address, ends = channel_of(folder, header), threading.Event()
+    address, launch, ends = channel_of(folder, header), prefix_of(folder.run_id, header.detached), threading.Event()
 
     async def live() -> None:
         async with open_channel(address) as channel:
-            records = DriverRecords(channel, folder.run_id, name=_client_name())
+            records = DriverRecords(channel, launch, name=_client_name())
             while not ends.is_set():
                 await records.beat()
                 await asyncio.to_thread(ends.wait, CLOUD_BEAT_S)
@@ -271,11 +278,18 @@ def holding(folder: RunFolder, header: RunHeader, term: int) -> Iterator[None]:
     living = threading.Thread(target=lambda: asyncio.run(live()), name="driver-beat", daemon=True)
     living.start()
     try:
-        with Copying(address, folder, folder.signing_key(), term).running(restored=False):
+        with Copying(address, launch, folder, folder.signing_key(), term).running(restored=False):
             yield
     finally:
         ends.set()
         living.join()
+
+
+def await_ends(folder: RunFolder) -> None:
+    """Waits a moment for the ends of functions on this machine that have driven a run which is over, and with them for their bill."""
+    latest = time.monotonic() + _HERE_ENDS_S
+    while unfinished(folder.path / FOLDER / "events.jsonl")[0] and time.monotonic() < latest:
+        time.sleep(_LOOK_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ own. The other one waits. Each gives signs of life, and starts another function 
 the next term where the one that drives is silent, or has given its term back before its time limit. Whoever drives can die at any time:
 nothing that a driver does rests on its memory.
 
-Everything is in the channel of the driver functions, below `RUN-driver/`, and what matters is create-only:
+Everything is in the channel of the driver functions, below `RUN-driver.LAUNCH/`, and what matters is create-only:
 
     claim/SLOT.ATTEMPT      the function is started, by whoever has created this
     start/SLOT.ATTEMPT      it runs: a second delivery of the same call ends
@@ -53,9 +53,14 @@ STEP_ASIDE = 75
 _RETRY = RetryPolicy(total_s=30.0)
 
 
-def prefix_of(run: str) -> str:
-    """Below which the objects of a run's driver functions are; also the name of their run."""
-    return f"{run}-driver"
+def prefix_of(run: str, launch: str = "") -> str:
+    """Below which the objects of a run's driver functions are; also the name of their run.
+
+    Args:
+        run: its name.
+        launch: of these functions, unlike that of those before them, which may still live; "": of all.
+    """
+    return f"{run}-driver.{launch}" if launch else f"{run}-driver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +86,14 @@ class DriverRecords:
 
     Args:
         channel: of the driver functions.
-        run: name of the run.
+        prefix: see `prefix_of`.
         name: of this function or client, unlike every other's.
     """
 
-    def __init__(self, channel: Channel, run: str, *, name: str) -> None:
+    def __init__(self, channel: Channel, prefix: str, *, name: str) -> None:
         self.name = name
         self._channel = RunChannel(channel, owner=f"driver-{name}", retry=_RETRY)
-        self._prefix = f"{prefix_of(run)}/"
+        self._prefix = f"{prefix}/"
         self._number = 0
         self._holders: dict[int, str] = {}
 
@@ -241,7 +246,7 @@ class SignsOfLife:
 async def run_driver(ctx: Context, request: DriverRequest) -> DriverResult:
     """Drives a run, or waits for the other function that does, until the run is over or its own time limit is near."""
     name = name_of(ctx.call.rank, ctx.call.attempt)
-    records = DriverRecords(ctx.channel, request.run, name=name)
+    records = DriverRecords(ctx.channel, ctx.call.run, name=name)
     known = await records.look()
     is_late = known.claims.get(ctx.call.rank, -1) > ctx.call.attempt
     if is_late or not await records.create(f"start/{ctx.call.rank}.{ctx.call.attempt}", ctx.invocation):
@@ -273,6 +278,11 @@ class Drive(ABC):
     async def kill(self) -> None:
         """Ends it now, and returns when it has ended. What it was doing is done again by the next one."""
 
+    @property
+    def last_words(self) -> str:
+        """What it has said last; empty: nothing."""
+        return ""
+
     @abstractmethod
     async def stop_run(self, asked: str) -> None:
         """Tells the run to stop: `stop` or `now`."""
@@ -290,7 +300,7 @@ class ProcessDrive(Drive):
 
     def __init__(self, request: DriverRequest, call: Call, name: str, scratch: Path) -> None:
         self._request, self._call, self._name = request, call, name
-        self._home = request.home or str(scratch / "home")
+        self._home, self._output = request.home or str(scratch / "home"), scratch / "driver.txt"
         self._process: asyncio.subprocess.Process | None = None
         self._term = 0
 
@@ -301,6 +311,11 @@ class ProcessDrive(Drive):
     async def wait(self) -> int:
         assert self._process is not None
         return await self._process.wait()
+
+    @property
+    def last_words(self) -> str:
+        lines = self._output.read_text(errors="replace").strip().splitlines() if self._output.exists() else []
+        return lines[-1] if lines else ""
 
     async def kill(self) -> None:
         process, self._process = self._process, None
@@ -316,15 +331,18 @@ class ProcessDrive(Drive):
         r = self._request
         Path(self._home).mkdir(parents=True, exist_ok=True)
         copied_from = "" if r.home else self._call.channel
-        asked = {"verb": verb, "run": r.run, "term": self._term, "name": self._name, "channel": copied_from}
-        return await asyncio.create_subprocess_exec(
-            *own_processes.command("driver", json.dumps(asked)),
-            env={**os.environ, **r.variables, "EPHEMERON_HOME": self._home, KEY_VARIABLE: self._call.key},
-            cwd=r.folder or None,
-            stdin=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=own_processes.ends_with_parent,
-        )
+        asked = {"verb": verb, "run": r.run, "launch": self._call.run, "term": self._term, "channel": copied_from}
+        with self._output.open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *own_processes.command("driver", json.dumps(asked)),
+                env={**os.environ, **r.variables, "EPHEMERON_HOME": self._home, KEY_VARIABLE: self._call.key},
+                cwd=r.folder or None,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=own_processes.ends_with_parent,
+            )
 
 
 class DriverSlot:
@@ -434,12 +452,14 @@ class DriverSlot:
             self._term = 0
             return False
         if status and not self._failures.ended(f"status {status}"):
-            _log.warning("the driver of run %s has ended with status %d, and is started again", self._request.run, status)
+            said = self._drive.last_words
+            _log.warning("the driver of run %s has ended with status %d, and is started again: %s", self._request.run, status, said)
             await asyncio.sleep(self._request.beat_s)
             await self._begin()
             return False
         if status:
-            self.error = f"its driver has ended {self._failures.spent} times, the last time with status {status}"
+            said = self._drive.last_words or f"status {status}"
+            self.error = f"its driver has ended {self._failures.spent} times, the last time with: {said}"
         await self._records.create("end", self.error)
         return True
 

@@ -47,7 +47,7 @@ def main() -> None:
                 (folder.path / KEY_FILE).write_text(f"{key.text}\n")
                 (folder.path / KEY_FILE).chmod(0o600)
             if verb == "drive":
-                stack.enter_context(Copying(asked["channel"], folder, key, asked["term"]).running(restored=True))
+                stack.enter_context(Copying(asked["channel"], asked["launch"], folder, key, asked["term"]).running(restored=True))
         if verb == "drive":
             sys.exit(drive(run))
         with contextlib.suppress(UserError):  # it has ended meanwhile

@@ -4,9 +4,9 @@ A term of driving (`runs.driver_function`) has a copy of its own, which begins w
 over, and which does not know it yet, changes nothing that its successor reads. `save` says so to it afterwards: what is deleted from the
 store after a `save` that returned is in the copy from which the next driver goes on.
 
-    RUN-driver/files/TERM/PATH            a file as a whole
-    RUN-driver/files/TERM/PATH@OFFSET     what was appended to a file, from an offset on
-    RUN-driver/files/TERM/@complete       everything that was there when the term began is saved
+    RUN-driver.LAUNCH/files/TERM/PATH            a file as a whole
+    RUN-driver.LAUNCH/files/TERM/PATH@OFFSET     what was appended to a file, from an offset on
+    RUN-driver.LAUNCH/files/TERM/@complete       everything that was there when the term began is saved
 
 The run's key is not copied: functions get it with their call.
 """
@@ -28,7 +28,7 @@ from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import ChannelEmptied, EphemeronError
 from ephemeron.functions.async_invoke.collector import before_deletion
-from ephemeron.runs.driver_function import STEP_ASIDE, DriverRecords, prefix_of
+from ephemeron.runs.driver_function import STEP_ASIDE, DriverRecords
 from ephemeron.runs.folders import KEY_FILE, RunFolder
 
 _log = logging.getLogger(__name__)
@@ -53,16 +53,17 @@ class FolderCopy:
 
     Args:
         channel: of the driver functions.
+        launch: prefix of the driver functions.
         folder: of the run.
         key: of the run, which signs what is saved.
         term: that this process holds; 0: before the first.
     """
 
-    def __init__(self, channel: Channel, folder: RunFolder, key: SigningKey, term: int) -> None:
+    def __init__(self, channel: Channel, launch: str, folder: RunFolder, key: SigningKey, term: int) -> None:
         self._store = RunChannel(channel, owner=f"folder-{term}", signing=key, signs=lambda _: True)
-        self._records = DriverRecords(channel, folder.run_id, name=f"folder-{term}")
+        self._records = DriverRecords(channel, launch, name=f"folder-{term}")
         self._folder, self._term = folder, term
-        self._prefix = f"{prefix_of(folder.run_id)}/files/"
+        self._prefix = f"{launch}/files/"
         self._saved: dict[str, tuple[int, int]] = {}
         """By path: bytes that are saved, and the time of change of the file."""
         self._read: dict[str, int] = {}
@@ -157,13 +158,11 @@ class Copying:
 
     Args:
         address: of the channel of the driver functions.
-        folder: of the run.
-        key: of the run.
-        term: that this process holds.
+        launch, folder, key, term: see `FolderCopy`.
     """
 
-    def __init__(self, address: str, folder: RunFolder, key: SigningKey, term: int) -> None:
-        self._address, self._folder, self._key, self._term = address, folder, key, term
+    def __init__(self, address: str, launch: str, folder: RunFolder, key: SigningKey, term: int) -> None:
+        self._address, self._launch, self._folder, self._key, self._term = address, launch, folder, key, term
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="folder-copy", daemon=True)
 
@@ -174,7 +173,7 @@ class Copying:
         opened = contextlib.AsyncExitStack()
         try:
             channel = self._wait(opened.enter_async_context(open_channel(self._address)))
-            copy = FolderCopy(channel, self._folder, self._key, self._term)
+            copy = FolderCopy(channel, self._launch, self._folder, self._key, self._term)
             if restored:
                 self._wait(copy.restore())
             self._wait(copy.save())

@@ -48,8 +48,8 @@ class RunHeader:
     """Run of which this is a part: its study, or its regions."""
     ends_with_client: bool = False
     """Whether nobody can go on with it when its client has ended."""
-    detached: bool = False
-    """Whether functions drive it (`runs.detached`)."""
+    detached: str = ""
+    """Launch of the functions that drive it (`runs.detached`); "": a client does."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """See `runs.labels`."""
     settings: Mapping[str, object] = field(default_factory=dict)

@@ -93,6 +93,8 @@ def _attached(folder: RunFolder, header: RunHeader, kind: RunKind, once: OnceEac
                 result = kind.attach(folder, header, Following(on_event=once.again(), loggers=loggers))
         except RunAlreadyDriven:
             result = blocking.run(lambda _: observe(folder, kind, once.again()))
+            if result is None and header.detached:
+                _log.warning("no function drives run %s any more: this process does, and an interrupt stops the run", folder.run_id)
         except UserError:
             if not header.detached or kind.result(folder) is not None:
                 raise

@@ -129,6 +129,8 @@ def watch(start: Callable[[Callable[[Any], None]], RunResult], *, as_json: bool)
         result = start(display.on_event)
     display.conclude(result)
     header = read_header(result.folder)
+    if header is not None and header.detached:
+        detached.await_ends(result.folder)
     if header is not None and (driving := detached.driving_cost(result.folder, header)) is not None:
         click.echo(f"  {driving}", err=True)
     if as_json:

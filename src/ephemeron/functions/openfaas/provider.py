@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Iterator
 
+from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.provider import CapacityRequest, Provider, RunHandle
 from ephemeron.functions.async_invoke.sizes import sizes_text
 from ephemeron.functions.base import Limits
@@ -59,7 +60,15 @@ class OpenFaas(Provider[OpenFaasSettings]):
         return c, deployed.limits
 
     async def open(self, hold: RunHandle, settings: OpenFaasSettings) -> OpenFaasPlatform:
-        deployed = await asyncio.to_thread(preflight.inspect, settings)
+        try:
+            deployed = await asyncio.to_thread(preflight.inspect, settings)
+        except JobError:
+            if hold.starting or not settings.sizes_mb:
+                raise
+            # A function that drives the run: it may start others, but has no password for the gateway's administration.
+            sizes = settings.sizes_mb
+            limits = dataclasses.replace(LIMITS, memory_min_mb=min(sizes), memory_max_mb=max(sizes), sizes_mb=sizes)
+            return await OpenFaasPlatform.open(hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=limits)
         if hold.starting:
             _check_fit(deployed, settings, hold.capacity)
             one = preflight.located_sizes(settings, deployed).of_size(hold.capacity.memory_mb)
