@@ -137,7 +137,7 @@ optimizer = { target = "SGD", options = { lr = 0.1 } }
 epochs = 2
 code = ["CODE"]
 [run]
-regions = [{ name = "a", workers = 2, aggregators = 1 }, { name = "b", workers = 1, aggregators = 1 }]
+regions.region = [{ name = "a", workers = 2, aggregators = 1 }, { name = "b", workers = 1, aggregators = 1 }]
 batch_size = 48
 """
 

@@ -35,7 +35,7 @@ workers = 2
 aggregators = 1
 batch_size = 48
 """
-REGIONS = 'workers = 3\nregions = [{ name = "a", workers = 2, aggregators = 1 }, { name = "b", workers = 1, aggregators = 1 }]\n'
+REGIONS = 'workers = 3\nregions.region = [{ name = "a", workers = 2, aggregators = 1 }, { name = "b", workers = 1, aggregators = 1 }]\n'
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,14 @@ pytestmark = pytest.mark.usefixtures("home")
 PAIR = (RunRegion(name="near", workers=2, batch_size=24, share=2), RunRegion(name="far", workers=1, batch_size=12, memory_mb=1024, share=1))
 REGION_KEYS = {
     "name",
+    "platform",
+    "workers",
+    "memory_mb",
+    "samples",
+    "invocations",
+    "gb_seconds",
+    "prices",
+    "released_s",
     "iterations",
     "waiting_share",
     "wan_bytes_sent",

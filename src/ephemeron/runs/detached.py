@@ -50,7 +50,7 @@ _SILENT = 6.0
 """Beats without a sign of life after which a driver function is replaced."""
 _START_S = 60.0
 """Longest time until the first driver function has the lock."""
-_HERE_ENDS_S = 3.0
+_HERE_ENDS_S = 5.0
 _ENDS_S = 20.0
 """Longest wait for the ends of driver functions."""
 _LOOK_S, _REMOTE_LOOK_S = 0.1, 1.0

@@ -134,7 +134,9 @@ class TrainingWorld:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.kill()
         assert len(killed) == kills, "the run was over before"
-        return attach(run, check=False)  # type: ignore[no-any-return]
+        result = attach(run, check=False)
+        detached.await_ends(result.folder)
+        return result  # type: ignore[no-any-return]
 
     def configured(self, channel: str = "") -> dict[str, Any]:
         """Arguments of `configure` for this world."""
