@@ -83,15 +83,16 @@ def main(pairs: int, tasks: int, edge: int, epochs: int, as_json: bool) -> None:
     """Measures the overhead of detached drivers."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
+        place = Path(folder) / "map"  # a folder of its own, which is sent with its module
+        place.mkdir()
         (place / "words.py").write_text(WORDS)
         (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(tasks)))
         a = np.random.default_rng(0).standard_normal((edge, edge))
-        np.save(place / "A.npy", a @ a.T + edge * np.eye(edge))
+        np.save(Path(folder) / "A.npy", a @ a.T + edge * np.eye(edge))
         kinds = {
             "train": ("train", str(ROOT / "examples" / "digits" / "job.toml"), "--workers", "2", "--epochs", str(epochs)),
             "map": ("map", "words:square", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "2"),
-            "cholesky": ("linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", str(max(1, edge // 8)), "--workers", "2"),
+            "cholesky": ("linalg", "cholesky", "../A.npy", "--out", "../L.npy", "--tile", str(max(1, edge // 8)), "--workers", "2"),
         }
         for kind, arguments in kinds.items():
             sides: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
