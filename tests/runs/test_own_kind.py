@@ -122,9 +122,11 @@ def test_whatever_dies_or_is_stopped_the_result_is_the_same(env: dict[str, str])
     assert first is not None
     assert first.cost_usd > 0
     assert "wrote" in command(env, "report", name)
+    invoked = lambda: folders.find(name).events.read_text().count('"kind":"invoked"')  # noqa: E731
+    before = invoked()
     code = "from ephemeron.cli.main import main; main()"
     again = subprocess.Popen([sys.executable, "-c", code, "resume", name], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: read_summary(folders.find(name)) is None and is_hosted(folders.find(name).path))
+    until(lambda: read_summary(folders.find(name)) is None and is_hosted(folders.find(name).path) and invoked() >= before + 2)
     os.kill(again.pid, signal.SIGKILL)
     again.wait()
     command(env, "stop", name)
