@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +18,17 @@ import pytest
 from click.testing import CliRunner
 
 from ephemeron.cli.main import main
-from ephemeron.errors import UserError
-from ephemeron.events import Ended, Invoked
+from ephemeron.communication.channels import open_channel
+from ephemeron.config.typed import plain
+from ephemeron.errors import JobError, PlatformError, RunAlreadyDriven, UserError
+from ephemeron.events import Ended, Invoked, RunEnded, to_json
+from ephemeron.executor.programs import Launch
 from ephemeron.functions.local import is_hosted
-from ephemeron.runs import detached, folders, verbs
+from ephemeron.runs import detached, folder_copies, folders, run_platform, verbs
+from ephemeron.runs.driver_function import DriverRecords, prefix_of
+from ephemeron.runs.folder_copies import FolderCopy
 from ephemeron.runs.folders import RunFolder, events_of
-from ephemeron.runs.header import open_header
+from ephemeron.runs.header import RunHeader, open_header, write_header
 from ephemeron.runs.lock import is_driven
 from ephemeron.runs.status import status_of
 from ephemeron.runs.summary import read_summary
@@ -275,3 +284,149 @@ def test_a_run_that_has_finished_or_needs_its_client_cannot_be_detached(place: P
     folder.write("run.json", {"run_id": "map-1", "kind": "service", "platform": "local"})
     with pytest.raises(UserError, match="a service is a process of its command"):
         verbs.detach("map-1")
+
+
+# -- driven elsewhere -----------------------------------------------------------------------------------------
+
+LAUNCH = "abc"
+
+
+def driven_elsewhere(tmp_path: Path) -> tuple[RunFolder, RunHeader]:
+    """A run that functions on Lambda drive, as its client knows it."""
+    folder = folders.create("a-run")
+    folder.create_key()
+    header = RunHeader(
+        run_id="a-run",
+        kind="training",
+        platform="aws",
+        channel=(tmp_path / "objects").as_uri(),
+        functions=1,
+        memory_mb=512,
+        detached=LAUNCH,
+    )
+    write_header(folder, header)
+    return folder, header
+
+
+def recorded(folder: RunFolder, header: RunHeader, body: Callable[[DriverRecords, FolderCopy], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with open_channel(header.channel) as channel:
+            launch = prefix_of(folder.run_id, LAUNCH)
+            await body(DriverRecords(channel, launch, name="0-0"), FolderCopy(channel, launch, folder, folder.signing_key(), 1))
+
+    asyncio.run(run())
+
+
+def test_a_client_does_not_collect_beside_functions_that_drive_the_run(place: Path, tmp_path: Path) -> None:
+    folder, header = driven_elsewhere(tmp_path)
+    recorded(folder, header, lambda records, copy: records.take(1))  # type: ignore[arg-type, return-value]
+    with pytest.raises(RunAlreadyDriven, match="running as functions on aws"):
+        verbs.resume("a-run")
+    with pytest.raises(RunAlreadyDriven, match="running as functions on aws"):
+        verbs.detach("a-run")
+    with pytest.raises(UserError, match="functions on aws drive run a-run"):
+        asyncio.run(run_platform.attach(folder, header))
+    assert open_header(folder).detached == LAUNCH
+
+
+def test_a_run_that_functions_have_given_up_says_why_and_is_taken_back(place: Path, tmp_path: Path) -> None:
+    folder, header = driven_elsewhere(tmp_path)
+    there = folders.create("copy")
+    (there.path / "events.jsonl").write_text("")
+    (there.path / "logs").mkdir()
+    (there.path / "logs" / "client.txt").write_text("said there\n")
+
+    async def given_up(records: DriverRecords, copy: FolderCopy) -> None:
+        copy._folder = there
+        await records.create("claim/0.0")
+        await copy.save()
+        await records.end("its driver has ended 9 times, the last time with: no space left")
+
+    recorded(folder, header, given_up)
+    with pytest.raises(PlatformError, match=r"functions on aws have given run a-run up: its driver .* no space left"):
+        verbs.attach("a-run")
+    taken = detached.take_back(folder, header)
+    assert (taken.detached, open_header(folder).detached) == ("", "")
+    assert (folder.path / "logs" / "client.txt").read_text() == "said there\n"
+
+
+def test_a_request_to_stop_reaches_the_client_that_has_taken_over(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detached, "CLOUD_BEAT_S", 0.05)
+    folder, header = driven_elsewhere(tmp_path)
+    recorded(folder, header, lambda records, copy: records.create("claim/0.0"))  # type: ignore[arg-type, return-value]
+    stopped: list[bool] = []
+    with detached.holding(folder, header, 1, stopped.append):
+        detached.ask_to_stop(folder, header, now=False)
+        until(lambda: stopped == [False])
+        detached.ask_to_stop(folder, header, now=True)
+        until(lambda: stopped == [False, True])
+        assert run_platform.is_driven_here("a-run")
+    assert not run_platform.is_driven_here("a-run")
+
+
+def test_another_driver_that_takes_over_from_a_client_is_a_warning(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(detached, "CLOUD_BEAT_S", 0.05)
+    monkeypatch.setattr(folder_copies, "_SAVE_EVERY_S", 0.05)
+    folder, header = driven_elsewhere(tmp_path)
+    with detached.holding(folder, header, 1, lambda now: None):
+        recorded(folder, header, lambda records, copy: records.take(2))  # type: ignore[arg-type, return-value]
+        folder.events.write_text("more\n")
+        until(lambda: "another driver has taken run a-run over" in caplog.text)
+
+
+def test_a_driver_finds_that_its_run_is_over_where_the_one_before_died_after_the_result(place: Path, tmp_path: Path) -> None:
+    folder, _ = driven_elsewhere(tmp_path)
+    folder.write("result.json", {"run_id": "a-run", "status": "stopped"})
+    folder.events.write_text(to_json(RunEnded(t=1.0, status="stopped")) + "\n")
+
+    class Over:
+        def attach(self, *_: object) -> None:
+            raise UserError("run a-run is not running (stopped)")
+
+        def result(self, folder: RunFolder) -> Any:
+            return SimpleNamespace(summary=SimpleNamespace(status="stopped"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verbs, "find_kind", lambda name: Over())
+        verbs.go_on("a-run")
+        folder.events.write_text("")
+        with pytest.raises(UserError, match="is not running"):
+            verbs.go_on("a-run")
+
+
+# -- commands -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [("--items", "./items.jsonl"), ("--items=items.jsonl",), ("--items=./items.jsonl",)])
+def test_a_command_that_is_given_again_reads_the_file_that_was_kept(form: tuple[str, ...]) -> None:
+    launch = Launch(("map", "words:count", *form, "--out", "out.jsonl"))
+    launch.keep("items.jsonl", "items.jsonl", b"1\n")
+    assert launch.argv[-3] in ("program:items.jsonl", "--items=program:items.jsonl")
+
+
+def test_a_header_has_no_password_of_an_option_with_an_equals_sign(place: Path) -> None:
+    folder = folders.create("map-1")
+    launch = Launch(("map", "words:count", "--channel=redis://me:secret@localhost:1/0", "--channel", "redis://me:secret@localhost:1/0"))
+    header = RunHeader(run_id="map-1", kind="tasks", platform="local", channel="redis://localhost:1/0", functions=1, memory_mb=512)
+    found = launch.begun(folder, header, {}, {})
+    assert "secret" not in json.dumps(plain(found))
+    assert found.payload["program"]["argv"][2] == "--channel=redis://localhost:1/0"
+    with pytest.raises(JobError, match="cannot be detached"):
+        launch.begun(folders.create("map-2"), dataclasses.replace(header, run_id="map-2", channel="ps://1"), {}, {})
+    assert not (folders.runs_folder() / "map-2" / "program").exists()
+
+
+def test_a_study_that_cannot_be_detached_stores_nothing(place: Path, job: Path) -> None:
+    (place / "study.toml").write_text(
+        'job = "job.toml"\nname = "rates"\nmetric = "accuracy"\nmode = "max"\nsampler = "grid"\npruner = "none"\npredict = false\n'
+        "[space]\noptimizer.options.lr = [0.05, 0.1]\n"
+    )
+    with job.open("a") as more:
+        more.write('channel = "parameter_server"\n')
+    ran = CliRunner().invoke(main, ["tune", "study.toml", "--detach"])
+    assert ran.exit_code == 2, ran.output
+    assert "the parameter server is a process of the client" in " ".join(ran.output.split())
+    assert not (place / "rates").exists()
+    assert folders.all_runs() == []

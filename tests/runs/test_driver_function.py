@@ -19,6 +19,7 @@ from ephemeron.functions.base import Call, Outcome
 from ephemeron.functions.context import Context
 from ephemeron.functions.simulated import SimulatedPlatform
 from ephemeron.functions.world import Simulation
+from ephemeron.runs import driver_function
 from ephemeron.runs.driver_function import (
     STEP_ASIDE,
     Drive,
@@ -31,7 +32,7 @@ from ephemeron.runs.driver_function import (
     name_of,
     prefix_of,
 )
-from ephemeron.runs.folder_copies import FolderCopy, TermOver
+from ephemeron.runs.folder_copies import Copying, FolderCopy, TermOver
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.function_set import MOST_LOSSES
 from random_schedules import seeds
@@ -208,10 +209,11 @@ def test_a_driver_that_fails_again_and_again_is_given_up() -> None:
     async def body() -> None:
         work = Work(60.0, statuses={0: 1})
         platform = world(work)
-        await started(platform)
+        records = await started(platform)
         await ended(platform)
         assert "failed" in outcomes(platform)
         assert len(outcomes(platform)) == 2
+        assert (await records.error()).startswith(f"its driver has ended {MOST_LOSSES + 1} times"), "a client says why"
         errors = [e for e in platform._events if e.kind == "ended" and e.outcome == "failed"]  # type: ignore[attr-defined]
         assert len(errors) == 1
         assert len(work.terms) == MOST_LOSSES + 1
@@ -375,6 +377,59 @@ def test_what_somebody_else_has_put_into_a_copy_is_refused_and_no_file_is_writte
         assert not (tmp_path / "escaped.json").exists()
 
     copied(body)
+
+
+def test_any_name_of_a_file_is_copied_and_its_folder_may_be_a_link(tmp_path: Path) -> None:
+    async def body(channel: MemoryChannel, key: SigningKey) -> None:
+        folder = folder_in(tmp_path / "a" / RUN, events_jsonl="one\n")
+        for name in ("mail@000000000004", "whole", "complete", "two words", "größe.txt"):
+            (folder.path / name).write_text(name)
+        await FolderCopy(channel, LAUNCH, folder, key, 1).save()
+        (tmp_path / "elsewhere" / RUN).mkdir(parents=True)
+        (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+        there = RunFolder(tmp_path / "link" / RUN)
+        await FolderCopy(channel, LAUNCH, there, key, 2).restore()
+        found = {p.name: p.read_text() for p in there.path.iterdir()}
+        assert found == {p.name: p.read_text() for p in folder.path.iterdir()}
+        assert len(found) == 6
+
+    copied(body)
+
+
+def test_the_copy_of_a_later_term_takes_the_place_of_what_was_read_from_an_earlier_one(tmp_path: Path) -> None:
+    async def body(channel: MemoryChannel, key: SigningKey) -> None:
+        first = folder_in(tmp_path / "first" / RUN, events_jsonl="one\n")
+        earlier = FolderCopy(channel, LAUNCH, first, key, 1)
+        await earlier.save()
+        second = RunFolder(tmp_path / "second" / RUN)
+        second.path.mkdir(parents=True)
+        later = FolderCopy(channel, LAUNCH, second, key, 2)
+        await later.restore()
+        with first.events.open("a") as events:
+            events.write("lost with its driver\n" * 100_000)
+        await earlier.save()
+        client = RunFolder(tmp_path / "client" / RUN)
+        client.path.mkdir(parents=True)
+        reading = FolderCopy(channel, LAUNCH, client, key, 0)
+        assert await reading.restore() == 1
+        assert client.events.stat().st_size > 2_000_000, "all of what was appended is in the copy"
+        await later.save()
+        with second.events.open("a") as events:
+            events.write("two\n")
+        await later.save()
+        assert await reading.restore() == 2
+        assert client.events.read_text() == "one\ntwo\n"
+
+    copied(body)
+
+
+def test_requests_of_the_copy_are_in_the_bill_of_the_function(tmp_path: Path) -> None:
+    folder, key, address = folder_in(tmp_path / RUN, run_json="{}"), SigningKey.new(), (tmp_path / "objects").as_uri()
+    counts = tmp_path / "scratch"
+    counts.mkdir()
+    with Copying(address, LAUNCH, folder, key, 1, requests=counts).running(restored=False, term_over=lambda: None):
+        (folder.path / "result.json").write_text("{}")
+    assert driver_function._traffic_of_copies(counts).puts == 3, "two files, and that the copy is complete"
 
 
 def test_the_request_is_plain_json() -> None:

@@ -26,7 +26,7 @@ from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
 from ephemeron.executor.shipping import Shipment
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.runs import folders
+from ephemeron.runs import detached, folders
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader, read_header
 
@@ -68,7 +68,7 @@ class Launch:
     def keep(self, argument: str, name: str, content: bytes) -> None:
         """Has the command read a file that is kept with the run, in place of the one that an argument names."""
         self.files[name] = content
-        self.argv = tuple(f"{PROGRAM}:{name}" if each == argument else each for each in self.argv)
+        self.argv = _with_file(self.argv, argument, f"{PROGRAM}:{name}")
 
     def begun(self, folder: RunFolder, header: RunHeader, variables: Mapping[str, str], shipped: Mapping[str, Shipment]) -> RunHeader:
         """Stores the program with a run whose tasks are known to be right.
@@ -80,7 +80,11 @@ class Launch:
 
         Returns:
             The header with the program.
+
+        Raises:
+            JobError: functions cannot drive it. Nothing is stored.
         """
+        detached.check(header)
         is_elsewhere = header.platform in CLOUDS
         if is_elsewhere and not self.moves:
             raise JobError(
@@ -94,12 +98,24 @@ class Launch:
         argv, outputs = self.argv, {}
         for argument, path in self.outputs.items() if is_elsewhere else ():
             outputs[path.name] = str(path.absolute())
-            argv = tuple(f"{PROGRAM}:{path.name}" if each == argument else each for each in argv)
-        argv = tuple(public_address(each)[0] if "://" in each else each for each in argv)  # a header has no secrets
+            argv = _with_file(argv, argument, f"{PROGRAM}:{path.name}")
+        argv = tuple(option + public_address(value)[0] for option, value in map(_split, argv))  # a header has no secrets
         program = Program(argv=argv, folder=os.getcwd(), outputs=outputs)
         self.run, self.variables = folder, variables
         self.header = replace(header, ends_with_client=False, payload={PROGRAM: plain(program)})
         return self.header
+
+
+def _split(argument: str) -> tuple[str, str]:
+    """`--option=` and its value, or "" and an argument."""
+    option, equals, value = argument.partition("=")
+    return (option + equals, value) if equals and argument.startswith("--") else ("", argument)
+
+
+def _with_file(argv: Sequence[str], file: str, name: str) -> tuple[str, ...]:
+    """Arguments with another name for a file, which may be the value of an option."""
+    found = [(option, name if value and Path(value) == Path(file) else value) for option, value in map(_split, argv)]
+    return tuple(option + value for option, value in found)
 
 
 class Launched(BaseException):
@@ -175,7 +191,10 @@ def given_again(folder: RunFolder, program: Program) -> Iterator[subprocess.Pope
     """A process in which the command of a run is given again. It ends with this one."""
     place = folder.path / PROGRAM
     cwd = program.folder if Path(program.folder).is_dir() and not program.outputs else str(place)
-    argv = [str(place / each.partition(":")[2]) if each.startswith(f"{PROGRAM}:") else each for each in program.argv]
+    argv = [
+        option + (str(place / value.partition(":")[2]) if value.startswith(f"{PROGRAM}:") else value)
+        for option, value in map(_split, program.argv)
+    ]
     with (place / "output.txt").open("ab") as output:
         process = subprocess.Popen(
             [*own_processes.command("command-line"), *argv],

@@ -1,4 +1,4 @@
-"""Runs without a client: functions drive them (`runs.driver_function`), and whoever has the run's folder attaches, stops and resumes.
+"""Runs without a client: functions drive them (`runs.driver_function`), and clients that have the run's folder attach, stop and resume it.
 
 On this machine those functions share the run's folder with all clients, so a client that attaches takes over by its lock when no function
 drives. Elsewhere the folder is copied (`runs.folder_copies`): a client reads the copy, and becomes the driver by taking a term.
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron import blocking
-from ephemeron.communication.channels import open_channel
+from ephemeron.communication.channels import Channel, open_channel
 from ephemeron.communication.channels.credentials import environment
-from ephemeron.errors import ChannelEmptied, EphemeronError, JobError, PlatformError, UserError
+from ephemeron.errors import ChannelEmptied, EphemeronError, JobError, PlatformError, RunAlreadyDriven, UserError
 from ephemeron.events import Event
 from ephemeron.functions.base import Call, Platform
 from ephemeron.functions.jsonl import complete_lines, events_in, unfinished
@@ -30,8 +30,8 @@ from ephemeron.functions.local import SESSION_VARIABLE, LocalPlatform
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.runs import run_platform
 from ephemeron.runs.cost import CostMeter
-from ephemeron.runs.driver_function import SLOTS, DriverRecords, DriverRequest, SignsOfLife, driver_call, prefix_of
-from ephemeron.runs.folder_copies import Copying, FolderCopy
+from ephemeron.runs.driver_function import SLOTS, DriverRecords, DriverRequest, Look, SignsOfLife, driver_call, prefix_of
+from ephemeron.runs.folder_copies import Copying, FolderCopy, TermOver
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
 from ephemeron.runs.header import RunHeader, write_header
 from ephemeron.runs.lock import is_driven
@@ -72,20 +72,31 @@ def check(header: RunHeader) -> None:
     Raises:
         JobError: says why.
     """
-    if header.kind in ("service", "profile"):
-        raise JobError(f"a {header.kind} is a process of its command, and cannot be detached", remedy="leave --detach out")
-    if "simulated" in header.platform:
+    check_place(header.kind, header.platform, header.channel)
+
+
+def check_place(kind: str, platform: str, channel: str) -> None:
+    """The same for what is no run yet.
+
+    Args:
+        kind: of the run.
+        platform: on which it is to run.
+        channel: its address.
+    """
+    if kind in ("service", "profile"):
+        raise JobError(f"a {kind} is a process of its command, and cannot be detached", remedy="leave --detach out")
+    if "simulated" in platform:
         raise JobError(
             "a simulated run takes place in virtual time, inside its command: it cannot be detached", remedy="leave --detach out"
         )
-    if header.platform in CLOUDS and header.kind in ("regions", "study", "sparse"):
+    if platform in CLOUDS and kind in ("regions", "study", "sparse"):
         raise JobError(
-            f"a run of kind {header.kind} is driven where its files are, and not on {header.platform}",
-            remedy="leave --detach out" if header.kind == "regions" else "use platform local, or leave --detach out",
+            f"a run of kind {kind} is driven where its files are, and not on {platform}",
+            remedy="leave --detach out" if kind == "regions" else "use platform local, or leave --detach out",
         )
-    if header.platform == "openfaas" and header.kind == "tasks":
+    if platform == "openfaas" and kind == "tasks":
         raise JobError("functions on openfaas do not know the password with which a command asks the gateway", remedy="leave --detach out")
-    if header.channel.startswith(("ps://", "parameter_server")):
+    if channel.startswith(("ps://", "parameter_server")):
         raise JobError("the parameter server is a process of the client, so the run cannot be detached", remedy="use another --channel")
 
 
@@ -107,7 +118,7 @@ async def driver_platform(
     own = RunFolder(folder.path / FOLDER)
     own.path.mkdir(parents=True, exist_ok=True)
     if header.platform in CLOUDS:
-        drivers = replace(header, run_id=prefix_of(header.run_id, header.detached), functions=SLOTS)
+        drivers = replace(header, run_id=prefix_of(header.run_id, header.detached), functions=SLOTS, detached="")
         platform: Platform = await (run_platform.start(own, drivers, {}) if starting else run_platform.attach(own, drivers))
     else:
         everything = {**os.environ, **variables, SESSION_VARIABLE: str(own.path.resolve())}
@@ -122,7 +133,7 @@ async def hand_over(folder: RunFolder, header: RunHeader, variables: Mapping[str
     """Has functions drive a run from now on. Returns when the first of them does.
 
     Args:
-        folder, header: of the run, which nobody drives.
+        folder, header: of the run, which is not driven.
         variables: of its channel.
 
     Raises:
@@ -204,42 +215,92 @@ def ask_to_stop(folder: RunFolder, header: RunHeader, *, now: bool) -> None:
     blocking.run(lambda _: ask())
 
 
-def follow(folder: RunFolder, header: RunHeader, on_event: Callable[[Event], None]) -> int | None:
-    """Shows what functions elsewhere drive, until the run is over or nobody drives it.
+def follow(folder: RunFolder, header: RunHeader, again: Callable[[], Callable[[Event], None]]) -> tuple[int | None, bool]:
+    """Shows what functions elsewhere drive, until the run is over or no function drives it.
+
+    Args:
+        folder, header: of the run.
+        again: what makes callbacks, each for a reading of all events from the first on.
 
     Returns:
-        The term that this process has taken to drive it; None: it is over, and its folder is here.
+        The term that this process has taken to drive it; None: it is over, and its folder is here. And whether it was seen running.
+
+    Raises:
+        PlatformError: functions have given it up.
     """
-    return blocking.run(lambda _: _follow(folder, header, on_event))
+    return blocking.run(lambda _: _follow(folder, header, again))
 
 
-async def _follow(folder: RunFolder, header: RunHeader, on_event: Callable[[Event], None]) -> int | None:
-    beat_s, loop = CLOUD_BEAT_S, asyncio.get_running_loop()
-    signs, offset = SignsOfLife(silent_s=_SILENT * beat_s, start_s=4 * _SILENT * beat_s), 0
+async def _follow(folder: RunFolder, header: RunHeader, again: Callable[[], Callable[[Event], None]]) -> tuple[int | None, bool]:
+    loop, was_running = asyncio.get_running_loop(), False
+    signs, offset, copied, on_event = _signs_of_life(), 0, -1, again()
     async with open_channel(channel_of(folder, header)) as channel:
-        launch = prefix_of(folder.run_id, header.detached)
-        records = DriverRecords(channel, launch, name=_client_name())
-        copy = FolderCopy(channel, launch, folder, folder.signing_key(), 0)
+        records, copy = _open_launch(channel, folder, header)
         while True:
             look, now = await records.look(), loop.time()
             try:
-                await copy.restore()
+                term = await copy.restore()
             except ChannelEmptied:
                 if not look.claims:
-                    return None  # its records were cleared: what there is is here
+                    return None, was_running  # its records were deleted: what there is is here
+                term = copied
+            if term != copied:  # the copy of another term, which may have fewer events
+                offset, copied, on_event = 0, term, again()
             offset += _show(folder, offset, on_event)
             if look.is_over:
                 await _see_ends(folder, header)
-                return None
-            signs.see(look.beats, now)
-            living = [name for name in look.beats if signs.is_alive(name, now)]
-            if (
-                not living
-                and (look.is_back or not signs.is_alive(await records.holder(look.term), now))
-                and await records.take(look.term + 1)
-            ):
-                return look.term + 1
+                if error := await records.error():
+                    remedy = f"go on with it: ephemeron resume {folder.run_id}"
+                    raise PlatformError(f"functions on {header.platform} have given run {folder.run_id} up: {error}; {remedy}")
+                return None, was_running
+            was_running = True
+            if await _is_left(records, look, signs, now) and await records.take(look.term + 1):
+                return look.term + 1, was_running
             await asyncio.sleep(_REMOTE_LOOK_S)
+
+
+def _open_launch(channel: Channel, folder: RunFolder, header: RunHeader) -> tuple[DriverRecords, FolderCopy]:
+    launch = prefix_of(folder.run_id, header.detached)
+    return DriverRecords(channel, launch, name=_client_name()), FolderCopy(channel, launch, folder, folder.signing_key(), 0)
+
+
+def _signs_of_life() -> SignsOfLife:
+    return SignsOfLife(silent_s=_SILENT * CLOUD_BEAT_S, start_s=4 * _SILENT * CLOUD_BEAT_S)
+
+
+async def _is_left(records: DriverRecords, look: Look, signs: SignsOfLife, now: float) -> bool:
+    """Whether no function or client drives the run any more, and none will."""
+    signs.see(look.beats, now)
+    if any(signs.is_alive(name, now) for name in look.beats):
+        return False
+    return look.is_back or not signs.is_alive(await records.holder(look.term), now)
+
+
+def take_back(folder: RunFolder, header: RunHeader) -> RunHeader:
+    """Brings the folder of a run home whose functions elsewhere have driven it to an end, so that a client drives it from now on.
+
+    Returns:
+        The new header.
+
+    Raises:
+        RunAlreadyDriven: functions, or another client, still drive it.
+    """
+    if not is_remote(header):
+        return header
+
+    async def take() -> None:
+        async with open_channel(channel_of(folder, header)) as channel:
+            records, copy = _open_launch(channel, folder, header)
+            if not (await records.look()).is_over:
+                raise RunAlreadyDriven(folder.run_id, f"functions on {header.platform}")
+            with contextlib.suppress(ChannelEmptied):
+                await copy.restore()
+            await _see_ends(folder, header)
+
+    blocking.run(lambda _: take())
+    header = replace(header, detached="")
+    write_header(folder, header)
+    return header
 
 
 async def _see_ends(folder: RunFolder, header: RunHeader) -> None:
@@ -260,26 +321,44 @@ def _show(folder: RunFolder, offset: int, on_event: Callable[[Event], None]) -> 
 
 
 @contextlib.contextmanager
-def holding(folder: RunFolder, header: RunHeader, term: int) -> Iterator[None]:
-    """Inside, this process drives a run whose functions drove it elsewhere: it gives signs of life, and saves the folder."""
+def holding(folder: RunFolder, header: RunHeader, term: int, stop: Callable[[bool], None]) -> Iterator[None]:
+    """Inside, this process drives a run whose functions drove it elsewhere: it gives signs of life, and saves the folder.
+
+    Args:
+        folder, header: of the run.
+        term: that this process has taken.
+        stop: stops the run, and kills its functions if True; called in another thread when another client requests it.
+    """
     address, launch, ends = channel_of(folder, header), prefix_of(folder.run_id, header.detached), threading.Event()
 
     async def live() -> None:
+        passed_on = ""
         async with open_channel(address) as channel:
             records = DriverRecords(channel, launch, name=_client_name())
             while not ends.is_set():
                 await records.beat()
+                if (asked := (await records.look()).asked) != passed_on:
+                    passed_on = asked
+                    await asyncio.to_thread(stop, asked == "now")
                 await asyncio.to_thread(ends.wait, CLOUD_BEAT_S)
             if (folder.path / RESULT_FILE).exists():
-                await records.create("end")
+                await records.end()
             else:
                 await records.give_back(term)
 
+    def warn() -> None:
+        _log.warning(
+            "another driver has taken run %s over, which counts this process as dead: watch it with ephemeron attach", folder.run_id
+        )
+
     living = threading.Thread(target=lambda: asyncio.run(live()), name="driver-beat", daemon=True)
     living.start()
+    copying = Copying(address, launch, folder, folder.signing_key(), term)
     try:
-        with Copying(address, launch, folder, folder.signing_key(), term).running(restored=False):
+        with run_platform.driven_here(folder.run_id), copying.running(restored=False, term_over=warn):
             yield
+    except TermOver:
+        warn()
     finally:
         ends.set()
         living.join()

@@ -7,7 +7,7 @@ nothing that a driver does rests on its memory.
 
 Everything is in the channel of the driver functions, below `RUN-driver.LAUNCH/`, and what matters is create-only:
 
-    claim/SLOT.ATTEMPT      the function is started, by whoever has created this
+    claim/SLOT.ATTEMPT      the function is started, by the writer of this
     start/SLOT.ATTEMPT      it runs: a second delivery of the same call ends
     over/SLOT.ATTEMPT       it has handed over at its time limit
     beat/NAME.NUMBER        sign of life of a function or a client: the number has grown
@@ -35,7 +35,7 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retrying import RetryPolicy
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.config import own_processes
-from ephemeron.config.typed import Count, Positive, plain
+from ephemeron.config.typed import Count, Positive, build, plain
 from ephemeron.errors import EphemeronError, KeyExists
 from ephemeron.events import Traffic
 from ephemeron.functions.base import Call, Reason
@@ -162,7 +162,7 @@ class DriverRecords:
         await self.create(f"back/{term:06d}")
 
     async def forget(self, slot: int, *, before: int, term: int) -> None:
-        """Deletes what nobody needs any more: records of earlier functions of a slot, but of the latest, and of earlier terms."""
+        """Deletes what is not needed any more: records of earlier functions of a slot, but of the latest, and of earlier terms."""
         old = []
         for key in await self._channel.list(self._prefix):
             kind, _, rest = key.removeprefix(self._prefix).partition("/")
@@ -175,9 +175,18 @@ class DriverRecords:
                 old.append(key)
         await self._channel.delete(old)
 
-    async def clear(self) -> None:
-        """Deletes all records."""
-        await self._channel.delete(await self._channel.list(self._prefix))
+    async def end(self, error: str = "") -> None:
+        """Ends all driver functions of the launch.
+
+        Args:
+            error: why the run cannot be driven any further; "": it is over.
+        """
+        await self.create("end", error)
+
+    async def error(self) -> str:
+        """The error with which the driver functions have ended; "": there was none."""
+        found = await self._read("end")
+        return found[1] if found else ""
 
     async def _read(self, key: str) -> list[str] | None:
         data = await self._channel.fetch(self._prefix + key)
@@ -255,7 +264,16 @@ async def run_driver(ctx: Context, request: DriverRequest) -> DriverResult:
     assert ctx.scratch is not None
     slot = DriverSlot(ctx, request, records, ProcessDrive(request, ctx.call, name, ctx.scratch))
     outcome = await slot.run()
-    return DriverResult(outcome=outcome, terms=slot.terms, error=slot.error, traffic=records.traffic)
+    traffic = records.traffic + _traffic_of_copies(ctx.scratch)
+    return DriverResult(outcome=outcome, terms=slot.terms, error=slot.error, traffic=traffic)
+
+
+def _traffic_of_copies(scratch: Path) -> Traffic:
+    """Requests with which the processes of this function have copied the folder of the run."""
+    found = Traffic()
+    for path in scratch.glob("requests-*.json"):
+        found += build(Traffic, json.loads(path.read_bytes()), where=path.name)
+    return found
 
 
 def name_of(slot: int, attempt: int) -> str:
@@ -295,12 +313,13 @@ class ProcessDrive(Drive):
         request: of the function.
         call: of the function.
         name: of the function, in its records.
-        scratch: folder for the copy of the run's folder.
+        scratch: folder for the copy of the run's folder, and for what its processes say.
     """
 
     def __init__(self, request: DriverRequest, call: Call, name: str, scratch: Path) -> None:
         self._request, self._call, self._name = request, call, name
-        self._home, self._output = request.home or str(scratch / "home"), scratch / "driver.txt"
+        self._home, self._scratch = request.home or str(scratch / "home"), scratch
+        self._output = scratch / "driver.txt"
         self._process: asyncio.subprocess.Process | None = None
         self._term = 0
 
@@ -331,10 +350,11 @@ class ProcessDrive(Drive):
         r = self._request
         Path(self._home).mkdir(parents=True, exist_ok=True)
         copied_from = "" if r.home else self._call.channel
-        asked = {"verb": verb, "run": r.run, "launch": self._call.run, "term": self._term, "channel": copied_from}
+        request = {"verb": verb, "run": r.run, "launch": self._call.run, "term": self._term, "channel": copied_from}
+        request["requests"] = str(self._scratch)
         with self._output.open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                *own_processes.command("driver", json.dumps(asked)),
+                *own_processes.command("driver", json.dumps(request)),
                 env={**os.environ, **r.variables, "EPHEMERON_HOME": self._home, KEY_VARIABLE: self._call.key},
                 cwd=r.folder or None,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -424,7 +444,7 @@ class DriverSlot:
                 await self._invoke(slot, latest + 1, "replacement")
 
     async def _keep_term(self, look: Look, now: float) -> None:
-        """Drives from the time on at which nobody does, and until another one has taken the next term."""
+        """Drives from the time on at which no other does, and until another one has taken the next term."""
         if self._term and look.term > self._term:
             _log.warning("term %d was taken by another driver", look.term)
             await self._stop_driving()
@@ -460,7 +480,7 @@ class DriverSlot:
         if status:
             said = self._drive.last_words or f"status {status}"
             self.error = f"its driver has ended {self._failures.spent} times, the last time with: {said}"
-        await self._records.create("end", self.error)
+        await self._records.end(self.error)
         return True
 
     async def _invoke(self, slot: int, attempt: int, reason: Reason) -> None:

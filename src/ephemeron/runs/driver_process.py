@@ -11,11 +11,12 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 from ephemeron import logs
 from ephemeron.communication.signing import SigningKey
 from ephemeron.errors import RunNotFound, UserError
-from ephemeron.runs import folders, verbs
+from ephemeron.runs import folders, run_platform, verbs
 from ephemeron.runs.driver_function import KEY_VARIABLE, STEP_ASIDE
 from ephemeron.runs.folder_copies import Copying, TermOver
 from ephemeron.runs.folders import KEY_FILE, RunFolder
@@ -23,35 +24,40 @@ from ephemeron.runs.folders import KEY_FILE, RunFolder
 _log = logging.getLogger(__name__)
 
 
-def drive(run: str) -> int:
-    """Goes on with a run to its end; exit status."""
+def drive(run: str) -> None:
+    """Goes on with a run to its end."""
     try:
         verbs.go_on(run)
     except RunNotFound as e:
         _log.info("%s", e)  # it was removed meanwhile
-    except TermOver:
-        return STEP_ASIDE
-    return 0
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     logs.configure()
-    run, verb = asked["run"], asked["verb"]
-    with contextlib.ExitStack() as stack:
-        if asked["channel"]:
-            folder = RunFolder(folders.runs_folder() / run)
-            folder.path.mkdir(parents=True, exist_ok=True)
-            key = SigningKey.from_text(os.environ.pop(KEY_VARIABLE))
-            if not (folder.path / KEY_FILE).exists():
-                (folder.path / KEY_FILE).write_text(f"{key.text}\n")
-                (folder.path / KEY_FILE).chmod(0o600)
+    run, verb = request["run"], request["verb"]
+    try:
+        with contextlib.ExitStack() as stack:
+            if request["channel"]:
+                folder = RunFolder(folders.runs_folder() / run)
+                folder.path.mkdir(parents=True, exist_ok=True)
+                key = SigningKey.from_text(os.environ.pop(KEY_VARIABLE))
+                if not (folder.path / KEY_FILE).exists():
+                    (folder.path / KEY_FILE).write_text(f"{key.text}\n")
+                    (folder.path / KEY_FILE).chmod(0o600)
+                stack.enter_context(run_platform.driven_here(run))
+                if verb == "drive":
+                    copying = Copying(
+                        request["channel"], request["launch"], folder, key, request["term"], requests=Path(request["requests"])
+                    )
+                    stack.enter_context(copying.running(restored=True, term_over=lambda: os._exit(STEP_ASIDE)))
             if verb == "drive":
-                stack.enter_context(Copying(asked["channel"], asked["launch"], folder, key, asked["term"]).running(restored=True))
-        if verb == "drive":
-            sys.exit(drive(run))
-        with contextlib.suppress(UserError):  # it has ended meanwhile
-            verbs.stop(run, now=verb == "now", wait=False)
+                drive(run)
+            else:
+                with contextlib.suppress(UserError):  # it has ended meanwhile
+                    verbs.stop(run, now=verb == "now", wait=False)
+    except TermOver:
+        sys.exit(STEP_ASIDE)
 
 
 if __name__ == "__main__":

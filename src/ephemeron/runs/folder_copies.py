@@ -4,9 +4,9 @@ A term of driving (`runs.driver_function`) has a copy of its own, which begins w
 over, and which does not know it yet, changes nothing that its successor reads. `save` says so to it afterwards: what is deleted from the
 store after a `save` that returned is in the copy from which the next driver goes on.
 
-    RUN-driver.LAUNCH/files/TERM/PATH            a file as a whole
-    RUN-driver.LAUNCH/files/TERM/PATH@OFFSET     what was appended to a file, from an offset on
-    RUN-driver.LAUNCH/files/TERM/@complete       everything that was there when the term began is saved
+    RUN-driver.LAUNCH/files/TERM/whole/PATH      a file as a whole
+    RUN-driver.LAUNCH/files/TERM/OFFSET/PATH     what was appended to a file, from an offset on
+    RUN-driver.LAUNCH/files/TERM/complete        everything that was there when the term began is saved
 
 The run's key is not copied: functions get it with their call.
 """
@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -26,16 +27,19 @@ from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.run_channel import RunChannel
 from ephemeron.communication.signing import SigningKey
+from ephemeron.config.paths import replace_file
+from ephemeron.config.typed import plain
 from ephemeron.errors import ChannelEmptied, EphemeronError
+from ephemeron.events import Traffic
 from ephemeron.functions.async_invoke.collector import before_deletion
-from ephemeron.runs.driver_function import STEP_ASIDE, DriverRecords
+from ephemeron.runs.driver_function import DriverRecords
 from ephemeron.runs.folders import KEY_FILE, RunFolder
 
 _log = logging.getLogger(__name__)
 
-_COMPLETE = "@complete"
-_GROWING = (".jsonl", ".txt")
-"""Files to which is only appended."""
+_COMPLETE, _WHOLE = "complete", "whole"
+_GROWING = ("events.jsonl", "calls.jsonl")
+"""Files to which is only appended; so are all texts, which are logs."""
 _STAYS = (KEY_FILE, "host.json", "host.log", "stop")
 _FOLDERS = ("objects", "scratch", "channel", "driver")
 _AT_ONCE = 16
@@ -66,10 +70,17 @@ class FolderCopy:
         self._prefix = f"{launch}/files/"
         self._saved: dict[str, tuple[int, int]] = {}
         """By path: bytes that are saved, and the time of change of the file."""
-        self._read: dict[str, int] = {}
-        """By key: size of what was read from it."""
+        self._read: set[str] = set()
+        """Keys of appended parts that were read."""
+        self._restored = -1
+        """Term of the copy that was read."""
         self._is_complete = False
         self._saving = asyncio.Lock()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Requests so far."""
+        return self._store.traffic + self._records.traffic
 
     async def restore(self) -> int:
         """Makes the folder that of the latest complete copy; returns its term.
@@ -77,31 +88,33 @@ class FolderCopy:
         Raises:
             ChannelEmptied: there is none.
         """
-        keys = await self._store.list(self._prefix)
-        terms = [self._term_of(key) for key in keys if key.endswith(_COMPLETE)]
+        parts = [(self._parsed(key), key) for key in await self._store.list(self._prefix)]
+        terms = [term for (term, kind, _), _ in parts if kind == _COMPLETE]
         if not terms:
             raise ChannelEmptied("the store has no copy of the run's folder", key=self._prefix)
-        term = max(terms)
-        mine = sorted(key for key in keys if self._term_of(key) == term and not key.endswith(_COMPLETE))
-        fresh = [key for key in mine if "@" not in key or key not in self._read]
-        found = {key: await self._store.fetch(key) for key in fresh}
-        for key, data in found.items():
-            path, _, offset = key.removeprefix(f"{self._prefix}{term:06d}/").partition("@")
-            target = self._folder.path / PurePosixPath(path)
-            if data is None or self._folder.path not in target.resolve().parents:
+        if max(terms) != self._restored:
+            self._read.clear()
+        self._restored = max(terms)
+        root = self._folder.path.resolve()
+        for (term, kind, name), key in sorted(parts):
+            target = root / PurePosixPath(name)
+            if term != self._restored or kind == _COMPLETE or key in self._read or root not in target.resolve().parents:
+                continue
+            if (data := await self._store.fetch(key)) is None:
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not offset:
+            if kind == _WHOLE:
                 if not target.is_file() or target.read_bytes() != data:
                     part = target.with_name(f"{target.name}.part")
                     part.write_bytes(data)
                     part.replace(target)
                 continue
-            self._read[key] = len(data)
-            with target.open("r+b" if target.exists() else "w+b") as file:
-                file.seek(int(offset))
+            self._read.add(key)
+            # The first part of another term's copy takes the place of all that was read from an earlier one.
+            with target.open("r+b" if int(kind) and target.exists() else "w+b") as file:
+                file.seek(int(kind))
                 file.write(data)
-        return term
+        return self._restored
 
     async def save(self) -> None:
         """Saves what has changed since the latest time.
@@ -116,7 +129,7 @@ class FolderCopy:
             if not self._is_complete:
                 await self._store.put(f"{self._prefix}{self._term:06d}/{_COMPLETE}", [b"."])
                 self._is_complete = True
-                old = [key for key in await self._store.list(self._prefix) if self._term_of(key) < self._term]
+                old = [key for key in await self._store.list(self._prefix) if self._parsed(key)[0] < self._term]
                 await self._store.delete(old)
             if changed and (await self._records.look()).term > self._term:
                 raise TermOver
@@ -128,29 +141,33 @@ class FolderCopy:
             if not path.is_file() or path.is_symlink() or name.partition("/")[0] in _FOLDERS or self._stays(path):
                 continue
             before, changed_at = self._saved.get(name, (0, 0))
-            there = path.stat()
-            if (there.st_size, there.st_mtime_ns) == (before, changed_at):
-                continue
-            if path.suffix in _GROWING:
-                with path.open("rb") as file:
-                    file.seek(before)
-                    data = file.read()
-                if data:
-                    yield name, before, data, (before + len(data), there.st_mtime_ns)
-            else:
-                yield name, -1, path.read_bytes(), (there.st_size, there.st_mtime_ns)
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                there = path.stat()
+                if (there.st_size, there.st_mtime_ns) == (before, changed_at):
+                    continue
+                if path.name in _GROWING or path.suffix == ".txt":
+                    with path.open("rb") as file:
+                        file.seek(before)
+                        data = file.read()
+                    if data:
+                        yield name, before, data, (before + len(data), there.st_mtime_ns)
+                else:
+                    yield name, -1, path.read_bytes(), (there.st_size, there.st_mtime_ns)
 
     @staticmethod
     def _stays(path: Path) -> bool:
         return path.name in _STAYS or path.suffix in (".lock", ".part", ".sock")
 
     async def _put(self, name: str, offset: int, data: bytes, saved: tuple[int, int]) -> None:
-        key = f"{self._prefix}{self._term:06d}/{name}"
-        await self._store.put(key if offset < 0 else f"{key}@{offset:012d}", [data])
+        kind = _WHOLE if offset < 0 else f"{offset:012d}"
+        await self._store.put(f"{self._prefix}{self._term:06d}/{kind}/{name}", [data])
         self._saved[name] = saved
 
-    def _term_of(self, key: str) -> int:
-        return int(key.removeprefix(self._prefix).partition("/")[0])
+    def _parsed(self, key: str) -> tuple[int, str, str]:
+        """Term, kind or offset, and path."""
+        term, _, rest = key.removeprefix(self._prefix).partition("/")
+        kind, _, name = rest.partition("/")
+        return int(term), kind, name
 
 
 class Copying:
@@ -159,16 +176,26 @@ class Copying:
     Args:
         address: of the channel of the driver functions.
         launch, folder, key, term: see `FolderCopy`.
+        requests: folder for a file with the number of requests; None: they are not counted.
     """
 
-    def __init__(self, address: str, launch: str, folder: RunFolder, key: SigningKey, term: int) -> None:
+    def __init__(self, address: str, launch: str, folder: RunFolder, key: SigningKey, term: int, *, requests: Path | None = None) -> None:
         self._address, self._launch, self._folder, self._key, self._term = address, launch, folder, key, term
+        self._requests = requests
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="folder-copy", daemon=True)
 
     @contextlib.contextmanager
-    def running(self, *, restored: bool) -> Iterator[None]:
-        """Inside, changes are copied. With `restored`, the folder is made that of the latest copy first."""
+    def running(self, *, restored: bool, term_over: Callable[[], None]) -> Iterator[None]:
+        """Inside, changes are copied.
+
+        Args:
+            restored: make the folder that of the latest copy first.
+            term_over: called in the thread if another driver has taken over, after which nothing is copied.
+
+        Raises:
+            TermOver: the same, before or after the block.
+        """
         self._thread.start()
         opened = contextlib.AsyncExitStack()
         try:
@@ -176,15 +203,15 @@ class Copying:
             copy = FolderCopy(channel, self._launch, self._folder, self._key, self._term)
             if restored:
                 self._wait(copy.restore())
-            self._wait(copy.save())
-            saving = asyncio.run_coroutine_threadsafe(_save_often(copy), self._loop)
-            token = before_deletion.set(lambda: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(copy.save(), self._loop)))
+            self._wait(self._save(copy))
+            saving = asyncio.run_coroutine_threadsafe(self._save_often(copy, term_over), self._loop)
+            token = before_deletion.set(lambda: asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._save(copy), self._loop)))
             try:
                 yield
             finally:
                 before_deletion.reset(token)
                 saving.cancel()
-                self._wait(copy.save())
+                self._wait(self._save(copy))
         finally:
             self._wait(opened.aclose())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -194,13 +221,20 @@ class Copying:
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-
-async def _save_often(copy: FolderCopy) -> None:
-    while True:
-        await asyncio.sleep(_SAVE_EVERY_S)
+    async def _save(self, copy: FolderCopy) -> None:
         try:
             await copy.save()
-        except TermOver:
-            os._exit(STEP_ASIDE)
-        except EphemeronError as e:
-            _log.warning("the folder of the run cannot be copied: %s", e)
+        finally:
+            if self._requests is not None:
+                replace_file(self._requests / f"requests-{os.getpid()}.json", json.dumps(plain(copy.traffic)).encode())
+
+    async def _save_often(self, copy: FolderCopy, term_over: Callable[[], None]) -> None:
+        while True:
+            await asyncio.sleep(_SAVE_EVERY_S)
+            try:
+                await self._save(copy)
+            except TermOver:
+                term_over()
+                return
+            except (EphemeronError, OSError) as e:
+                _log.warning("the folder of the run cannot be copied: %s", e)

@@ -5,7 +5,9 @@ The header of a run (`run.json`) says where it was started: `platform`, and for 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,24 @@ _log = logging.getLogger(__name__)
 
 class NotRunning(Exception):
     """All functions of the run have ended."""
+
+
+_driven_here: set[str] = set()
+
+
+@contextlib.contextmanager
+def driven_here(run_id: str) -> Iterator[None]:
+    """Inside, this process drives a run that is detached on a cloud, or works for the process that does."""
+    _driven_here.add(run_id)
+    try:
+        yield
+    finally:
+        _driven_here.discard(run_id)
+
+
+def is_driven_here(run_id: str) -> bool:
+    """Whether this is inside `driven_here`."""
+    return run_id in _driven_here
 
 
 async def start(
@@ -140,6 +160,8 @@ async def wake(folder: RunFolder, run: RunHeader) -> int:
 
 
 async def _open(folder: RunFolder, run: RunHeader, *, starting: bool) -> AsyncInvokePlatform:
+    if run.detached and not is_driven_here(run.run_id):  # a second collector would delete records that only the first one has read
+        raise UserError(f"functions on {run.platform} drive run {run.run_id}; watch it with: ephemeron attach {run.run_id}")
     where = cloud(run.platform)
     _log.info("opening calls on %s", where.title)
     capacity = CapacityRequest(workers=run.functions, memory_mb=run.memory_mb, lifetime_s=run.lifetime_s, channel=run.channel)

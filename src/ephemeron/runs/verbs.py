@@ -73,14 +73,20 @@ def attach(
     Raises:
         RunNotFound: there is no such run.
         UserError: the run is not running and has no result. It can be resumed.
+        PlatformError: functions that drove it have given it up. It can be resumed.
         RunFailed: the run failed, and `check` is set.
     """
     folder, header, kind = open_run(run_id)
     once = OnceEach(on_event)
     with contextlib.ExitStack() as stack:
-        if detached.is_remote(header) and (term := detached.follow(folder, header, once.again())) is not None:
-            stack.enter_context(detached.holding(folder, header, term))
-        result = _attached(folder, header, kind, once, loggers)
+        result = None
+        if detached.is_remote(header):
+            term, was_running = detached.follow(folder, header, once.again)
+            if term is not None:
+                stack.enter_context(detached.holding(folder, header, term, lambda now: kind.stop(folder, header, now=now)))
+            elif was_running:  # it was stopped, or has ended
+                result = kind.result(folder)
+        result = result or _attached(folder, header, kind, once, loggers)
     copy_results(folder, out)
     return result.raise_if_failed() if check else result
 
@@ -96,7 +102,8 @@ def _attached(folder: RunFolder, header: RunHeader, kind: RunKind, once: OnceEac
             if result is None and header.detached:
                 _log.warning("no function drives run %s any more: this process does, and an interrupt stops the run", folder.run_id)
         except UserError:
-            if not header.detached or kind.result(folder) is not None:
+            is_elsewhere = detached.is_remote(header) and not run_platform.is_driven_here(folder.run_id)
+            if not header.detached or is_elsewhere or kind.result(folder) is not None:
                 raise
             with contextlib.suppress(RunAlreadyDriven), driving(folder):  # what its last driver had in memory is made again
                 result = kind.resume(folder, header, Following(on_event=once.again(), loggers=loggers, keep_code=True))
@@ -119,13 +126,18 @@ def detach(run_id: str) -> str:
     if header.ends_with_client:
         raise UserError(f"run {folder.run_id} needs its client: it cannot be continued")
     with driving(folder):
-        known = read_summary(folder)
-        if known is not None and known.status == "finished":
-            raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
+        header = detached.take_back(folder, header)
+        _refuse_finished(folder)
         (folder.path / folders.RESULT_FILE).unlink(missing_ok=True)
         withdraw_stop(folder)
     blocking.run(lambda _: detached.hand_over(folder, header, {}))
     return folder.run_id
+
+
+def _refuse_finished(folder: RunFolder) -> None:
+    known = read_summary(folder)
+    if known is not None and known.status == "finished":
+        raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
 
 
 def go_on(run_id: str) -> None:
@@ -136,7 +148,12 @@ def go_on(run_id: str) -> None:
         UserError: it cannot be gone on with.
     """
     folder, header, kind = open_run(run_id)
-    _attached(folder, header, kind, OnceEach(lambda event: None))
+    try:
+        _attached(folder, header, kind, OnceEach(lambda event: None))
+    except UserError:
+        if (known := kind.result(folder)) is None or known.summary.status != session_end(folder.events):
+            raise
+        _log.info("run %s is over: %s", folder.run_id, known.summary.status)  # its last driver died when it had written the result
 
 
 def resume(
@@ -171,12 +188,11 @@ def resume(
     """
     folder, header, kind = open_run(run_id)
     run_platform.sweep(folders.runs_folder())
-    if kind.wake(folder, header):
+    if not detached.is_remote(header) and kind.wake(folder, header):
         return attach(folder.run_id, on_event=on_event, out=out, check=check, loggers=loggers)
     with driving(folder):
-        known = read_summary(folder)
-        if known is not None and known.status == "finished":
-            raise UserError(f"run {folder.run_id} has finished; there is nothing to resume")
+        header = detached.take_back(folder, header)
+        _refuse_finished(folder)
         result: RunResult = kind.resume(folder, header, Following(on_event=on_event, loggers=loggers, keep_code=keep_code))
     copy_results(folder, out)
     return result.raise_if_failed() if check else result
@@ -211,7 +227,7 @@ def ask_to_stop(folder: RunFolder, header: RunHeader, *, now: bool) -> None:
     Raises:
         UserError: it is not running.
     """
-    if detached.is_remote(header):
+    if detached.is_remote(header) and not run_platform.is_driven_here(folder.run_id):
         return detached.ask_to_stop(folder, header, now=now)
     try:
         find_kind(header.kind).stop(folder, header, now=now)

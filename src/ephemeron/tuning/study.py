@@ -253,11 +253,12 @@ class Study:
             UserError: see `run`; or it cannot be detached.
         """
         labels = check_labels(labels)
+        _, c = prediction.any_of(self.file)
+        detached.check_place("study", c.platform, c.channel)
         with written(self.folder.path), self.folder.driving():
             known = self.folder.status() if self.folder.exists else None
             _, known, _ = self._begun(known, resume=resume, on_progress=on_progress)
             header = self._header(known, labels)
-            detached.check(header)
             run = RunFolder(runs_folder() / self.folder.begin(header).run_id)
             (run.path / RESULT_FILE).unlink(missing_ok=True)
             if not (run.path / KEY_FILE).exists():

@@ -29,11 +29,14 @@ from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions.aws.settings import client
 from ephemeron.runs import detached, folders, verbs
 from ephemeron.runs.folders import RunFolder, events_of
+from ephemeron.runs.header import open_header
 from ephemeron.runs.verbs import attach, resume
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.lambda_service import LambdaService
-from ephemeron.testing.training_world import driver_function, of
-from ephemeron.training.job import Job, Target
+from ephemeron.testing.training_world import PEER_TIMEOUT_S, driver_function, of
+from ephemeron.training.driver import configure
+from ephemeron.training.driver.api import launch
+from ephemeron.training.job import Job, Target, parse_fault
 from tiny_job import JOB, SHORT
 
 pytestmark = pytest.mark.slow
@@ -308,3 +311,31 @@ def test_a_map_is_driven_there_without_a_client_though_its_driver_is_killed(
     assert "failed" not in ends, "it was driven there"
     text = (result.folder.path / "run.json").read_text()
     assert str(place) not in json.dumps(json.loads(text)["payload"]["program"]["argv"])
+
+
+def test_a_run_that_is_driven_there_is_stopped_and_taken_back_by_a_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detached, "CLOUD_BEAT_S", detached.BEAT_S)
+    c = configure(world.job, **world.configured())
+    slow = [parse_fault("delay:rank=1,factor=1,seconds=0.3")]
+    run = launch(world.job, c, faults=slow, cloud=world.settings, peer_timeout_s=PEER_TIMEOUT_S)
+    asked = threading.Event()
+    stopper = threading.Thread(target=lambda: asked.wait() and verbs.stop(run, wait=False), daemon=True)
+    stopper.start()
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.iteration >= 2:
+            asked.set()
+
+    stopped = attach(run, on_event=watch, check=False)
+    stopper.join()
+    assert stopped.summary.status == "stopped", "the client that watches returns with it"
+    with pytest.raises(UserError, match="is not running"):
+        verbs.stop(run)
+    result = resume(run)
+    world.check_same(result)
+    assert open_header(result.folder).detached == "", "a client has driven it since"
+    own = RunFolder(result.folder.path / detached.FOLDER)
+    assert [e.status for e in events_of(own) if isinstance(e, Ended)].count("ok") >= 2
+    driving = detached.driving_cost(result.folder, open_header(result.folder))
+    assert driving is not None
+    assert driving.requests > 20

@@ -138,7 +138,7 @@ def watch(start: Callable[[Callable[[Any], None]], RunResult], *, as_json: bool)
     sys.exit({"finished": 0, "stopped": STOPPED}.get(result.summary.status, 1))
 
 
-@runs.command(short_help="Show the progress of a run, and drive it if nobody does.")
+@runs.command(short_help="Show the progress of a run, and drive it if no client does.")
 @click.argument("run")
 @output_options
 def attach(run: str, out: Path | None, as_json: bool) -> None:
