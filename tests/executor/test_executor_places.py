@@ -24,6 +24,9 @@ class Account:
     def located(self) -> Any:
         return self
 
+    def recorded(self, settings: Any, limits: Limits) -> Any:
+        return settings
+
     def admit(self, wanted: Any, settings: Any, secrets: Any) -> tuple[Any, Limits]:
         if wanted.workers > self.concurrency:
             raise PlanInfeasible(f"{wanted.workers} functions are more than {self.concurrency}", binding="concurrency")

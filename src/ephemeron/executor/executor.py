@@ -127,8 +127,8 @@ class FunctionExecutor(concurrent.futures.Executor):
             autoscaling_factor=autoscaling_factor,
             idle_s=idle_timeout_s,
         )
-        self._options, self._secrets, self._limits = admitted(asked)
         known, launch = taken_over(), present_launch()
+        self._options, self._secrets, self._limits = admitted(asked, None if known is None else known[1])
         self._run = folders.new_run_id(name) if known is None else known[0].run_id
         prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
         lock: IO[str] = io.StringIO()  # whoever goes on with a run has its lock

@@ -23,6 +23,8 @@ from ephemeron.functions.base import Limits, Platform
 from ephemeron.functions.entries import PRELOAD_VARIABLE, PRELOADS
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.functions.world import Simulation
+from ephemeron.runs import run_platform
+from ephemeron.runs.header import RunHeader
 
 PLATFORMS = ("local", "simulated", *CLOUDS)
 
@@ -49,6 +51,8 @@ class PlaceOptions:
     preload: tuple[str, ...] = ()
     """Modules that functions import before their first call, beside those of `PRELOADS`."""
     simulation: Simulation = field(default_factory=Simulation)
+    is_taken_over: bool = False
+    """Whether the run was begun by another process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +75,12 @@ USUAL_WORKERS = 100
 """Functions at once on other platforms than this machine, unless told otherwise; fewer where fewer may run."""
 
 
-def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limits]:
+def admitted(options: PlaceOptions, run: RunHeader | None = None) -> tuple[PlaceOptions, dict[str, str], Limits]:
     """Options with everything filled in and checked, secrets of the channel, and the platform's limits. Nothing is started.
+
+    Args:
+        options: of an executor.
+        run: that this process takes over, with the settings and sizes that it has.
 
     Raises:
         JobError, PlanInfeasible, MissingExtra: one line; names the option.
@@ -87,6 +95,15 @@ def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limit
     options = replace(options, channel=address)
     if options.platform in CLOUDS:
         where = cloud(options.platform)
+        if run is not None:
+            options = replace(
+                options,
+                settings=run_platform.settings_of(where, run),
+                memory_mb=run.memory_mb,
+                max_workers=run.functions,
+                lifetime_s=run.lifetime_s,
+                is_taken_over=True,
+            )
         settings = (where.settings() if options.settings is None else options.settings).located()
         wanted = CapacityRequest(
             workers=options.max_workers or 1, memory_mb=options.memory_mb, lifetime_s=options.lifetime_s, channel=address
@@ -94,7 +111,13 @@ def admitted(options: PlaceOptions) -> tuple[PlaceOptions, dict[str, str], Limit
         request, limits = where.admit(wanted, settings, secrets)
         workers = request.workers if options.max_workers else max(1, min(USUAL_WORKERS, limits.concurrency))
         return (
-            replace(options, settings=settings, memory_mb=request.memory_mb, lifetime_s=request.lifetime_s, max_workers=workers),
+            replace(
+                options,
+                settings=where.recorded(settings, limits),
+                memory_mb=request.memory_mb,
+                lifetime_s=request.lifetime_s,
+                max_workers=workers,
+            ),
             secrets,
             limits,
         )
@@ -170,7 +193,9 @@ async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict
             capacity = CapacityRequest(
                 workers=options.max_workers, memory_mb=options.memory_mb, lifetime_s=options.lifetime_s, channel=address
             )
-            handle = RunHandle(run=run, run_dir=folder, capacity=capacity, channel=address, since=time.time(), starting=True)
+            handle = RunHandle(
+                run=run, run_dir=folder, capacity=capacity, channel=address, since=time.time(), starting=not options.is_taken_over
+            )
             recorded = await cloud(options.platform).open(handle, options.settings)
             stack.push_async_callback(recorded.shutdown)
             platform = recorded

@@ -26,7 +26,7 @@ from ephemeron.errors import ChannelEmptied, EphemeronError, JobError, PlatformE
 from ephemeron.events import Event
 from ephemeron.functions.base import Call, Platform
 from ephemeron.functions.jsonl import complete_lines, events_in, unfinished
-from ephemeron.functions.local import SESSION_VARIABLE, LocalPlatform
+from ephemeron.functions.local import SESSION_VARIABLE, LocalPlatform, is_hosted
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.runs import run_platform
 from ephemeron.runs.cost import CostMeter
@@ -50,7 +50,6 @@ _SILENT = 6.0
 """Beats without a sign of life after which a driver function is replaced."""
 _START_S = 60.0
 """Longest time until the first driver function has the lock."""
-_HERE_ENDS_S = 5.0
 _ENDS_S = 20.0
 """Longest wait for the ends of driver functions."""
 _LOOK_S, _REMOTE_LOOK_S = 0.1, 1.0
@@ -94,8 +93,6 @@ def check_place(kind: str, platform: str, channel: str) -> None:
             f"a run of kind {kind} is driven where its files are, and not on {platform}",
             remedy="leave --detach out" if kind == "regions" else "use platform local, or leave --detach out",
         )
-    if platform == "openfaas" and kind == "tasks":
-        raise JobError("functions on openfaas do not know the password with which a command asks the gateway", remedy="leave --detach out")
     if channel.startswith(("ps://", "parameter_server")):
         raise JobError("the parameter server is a process of the client, so the run cannot be detached", remedy="use another --channel")
 
@@ -366,8 +363,8 @@ def holding(folder: RunFolder, header: RunHeader, term: int, stop: Callable[[boo
 
 def await_ends(folder: RunFolder) -> None:
     """Waits a moment for the ends of functions on this machine that have driven a run which is over, and with them for their bill."""
-    latest = time.monotonic() + _HERE_ENDS_S
-    while unfinished(folder.path / FOLDER / "events.jsonl")[0] and time.monotonic() < latest:
+    latest, session = time.monotonic() + _ENDS_S, session_of(folder)
+    while unfinished(session / "events.jsonl")[0] and is_hosted(session) and time.monotonic() < latest:
         time.sleep(_LOOK_S)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
@@ -23,7 +22,7 @@ pytest.importorskip("awslambdaric", reason="no runtime client; pip install awsla
 from aws_world import KEYS, deployed
 
 from checking import left, refusal, texts
-from ephemeron.cli.main import main
+from detached_map import check_detached_map
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions.aws.settings import client
@@ -33,7 +32,7 @@ from ephemeron.runs.header import open_header
 from ephemeron.runs.verbs import attach, resume
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.lambda_service import LambdaService
-from ephemeron.testing.training_world import PEER_TIMEOUT_S, driver_function, of
+from ephemeron.testing.training_world import PEER_TIMEOUT_S, of
 from ephemeron.training.driver import configure
 from ephemeron.training.driver.api import launch
 from ephemeron.training.job import Job, Target, parse_fault
@@ -279,38 +278,13 @@ def test_the_check_says_what_a_function_could_not_do(world: World, locked_valkey
     assert password not in said
 
 
-WORDS = "import time\n\ndef slow(number):\n    time.sleep(0.2)\n    return number * number\n"
-
-
 def test_a_map_is_driven_there_without_a_client_though_its_driver_is_killed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "work"
     place.mkdir()
-    (place / "words.py").write_text(WORDS)
-    (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(60)))
-    monkeypatch.chdir(place)
-    monkeypatch.syspath_prepend(place)
-    monkeypatch.setattr(detached, "CLOUD_BEAT_S", detached.BEAT_S)
-    where = ["--platform", "aws", "--aws-region", "us-east-1", "--aws-endpoint", world.service.url, "--channel", world.channels["objects"]]
-    said = CliRunner().invoke(
-        main, ["map", "words:slow", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "2", *where, "--detach", "--json"]
-    )
-    assert said.exit_code == 0, said.output
-    run = json.loads(said.output.splitlines()[-1])["run_id"]
-    (place / "words.py").unlink()
-    (place / "items.jsonl").unlink()
-    function = driver_function(run)
-    assert function is not None
-    function.kill()
-    result = attach(run)
-    assert (result.summary.status, result.summary.tasks) == ("finished", 60)
-    assert (place / "out.jsonl").read_text() == "".join(f"{n * n}\n" for n in range(60))
-    ends = [e.outcome for e in events_of(RunFolder(result.folder.path / detached.FOLDER)) if isinstance(e, Ended) and e.status == "ok"]
-    assert "finished" in ends
-    assert "failed" not in ends, "it was driven there"
-    text = (result.folder.path / "run.json").read_text()
-    assert str(place) not in json.dumps(json.loads(text)["payload"]["program"]["argv"])
+    where = ["--platform", "aws", "--aws-region", "us-east-1", "--aws-endpoint", world.service.url]
+    check_detached_map([*where, "--channel", str(world.channels["objects"])], place, monkeypatch)
 
 
 def test_a_run_that_is_driven_there_is_stopped_and_taken_back_by_a_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from openfaas_world import CALLBACK, EVERY_S, PASSWORD, client, deployed
 
 from checking import left, refusal, texts
 from cloud_profiles import measured
+from detached_map import check_detached_map
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Progress
 from ephemeron.functions.openfaas.settings import PASSWORD_ENV
@@ -187,3 +188,10 @@ def test_what_the_check_finds_wrong_is_one_line_with_a_remedy(world: World, monk
 def test_a_profile_is_measured_there(world: World) -> None:
     profile = measured(world, (MEMORY_MB,))
     assert profile.platform.memory_mb.sizes == (MEMORY_MB,)
+
+
+def test_a_map_is_driven_there_by_functions_that_have_no_password(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "work"
+    place.mkdir()
+    where = ["--platform", "openfaas", "--openfaas-gateway", world.settings.gateway, "--openfaas-function", world.settings.function]
+    check_detached_map([*where, "--channel", str(world.channels["objects"])], place, monkeypatch)

@@ -54,7 +54,12 @@ class OpenFaas(Provider[OpenFaasSettings]):
 
     def admit(self, c: CapacityRequest, settings: OpenFaasSettings, secrets: dict[str, str]) -> tuple[CapacityRequest, Limits]:
         preflight.check_channel(c.channel, settings, secrets)
-        deployed = preflight.inspect(settings)
+        try:
+            deployed = preflight.inspect(settings)
+        except JobError:
+            if not settings.sizes_mb:
+                raise
+            return c, _known_limits(settings)  # see `open`
         c = dataclasses.replace(c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or deployed.lifetime_s)
         _check_fit(deployed, settings, c)
         return c, deployed.limits
@@ -66,9 +71,7 @@ class OpenFaas(Provider[OpenFaasSettings]):
             if hold.starting or not settings.sizes_mb:
                 raise
             # A function that drives the run: it may start others, but has no password for the gateway's administration.
-            sizes = settings.sizes_mb
-            limits = dataclasses.replace(LIMITS, memory_min_mb=min(sizes), memory_max_mb=max(sizes), sizes_mb=sizes)
-            return await OpenFaasPlatform.open(hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=limits)
+            return await OpenFaasPlatform.open(hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=_known_limits(settings))
         if hold.starting:
             _check_fit(deployed, settings, hold.capacity)
             one = preflight.located_sizes(settings, deployed).of_size(hold.capacity.memory_mb)
@@ -76,6 +79,12 @@ class OpenFaas(Provider[OpenFaasSettings]):
             await asyncio.to_thread(preflight.make_ready, one, found, replicas=hold.capacity.workers + SPARE)
         settings = preflight.located_sizes(settings, deployed)
         return await OpenFaasPlatform.open(hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=deployed.limits)
+
+
+def _known_limits(settings: OpenFaasSettings) -> Limits:
+    """Limits of a deployment whose sizes are in a run's record."""
+    sizes = settings.sizes_mb
+    return dataclasses.replace(LIMITS, memory_min_mb=min(sizes), memory_max_mb=max(sizes), sizes_mb=sizes)
 
 
 def _check_fit(deployed: preflight.DeployedFunction, settings: OpenFaasSettings, c: CapacityRequest) -> None:
