@@ -290,7 +290,7 @@ def test_a_map_is_driven_there_without_a_client_though_its_driver_is_killed(
 def test_a_run_that_is_driven_there_is_stopped_and_taken_back_by_a_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detached, "CLOUD_BEAT_S", detached.BEAT_S)
     c = configure(world.job, **world.configured())
-    slow = [parse_fault("delay:rank=1,factor=1,seconds=0.3")]
+    slow = [parse_fault("delay:rank=1,factor=1,seconds=0.8")]
     run = launch(world.job, c, faults=slow, cloud=world.settings, peer_timeout_s=PEER_TIMEOUT_S)
     asked = threading.Event()
     stopper = threading.Thread(target=lambda: asked.wait() and verbs.stop(run, wait=False), daemon=True)
