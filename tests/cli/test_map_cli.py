@@ -97,6 +97,26 @@ def test_a_result_that_is_no_json_is_told():
     assert "item 1: the result is no JSON" in ran.stderr
 
 
+def test_data_beside_the_module_stay_here(here, caplog):
+    (here / "reads.py").write_text(
+        "from pathlib import Path\n\ndef names(_):\n    place = Path(__file__).parent\n"
+        "    Path('lookup.csv')\n    return sorted(p.name for p in place.rglob('*') if p.is_file() and p.suffix != '.pyc')\n"
+    )
+    for name, size in (("lookup.csv", 10), ("sales.parquet", 40_000_000), ("L.npy", 30_000_000), ("notes.txt", 10)):
+        (here / name).write_bytes(bytes(size))
+    options = ["--platform", "local", "--max-workers", "1"]
+    (here / "one.jsonl").write_text("1\n")
+    ran = CliRunner().invoke(
+        main, ["map", "reads:names", "--items", "one.jsonl", "--out", "out.jsonl", *options, "--code-exclude", "notes.txt"]
+    )
+    assert ran.exit_code == 0, ran.output
+    assert results() == [["lookup.csv", "mapped_items.py", "reads.py"]]
+    ran = CliRunner().invoke(
+        main, ["map", "reads:names", "--items", "one.jsonl", "--out", "out.jsonl", *options, "--code-include", "L.npy"]
+    )
+    assert "L.npy" in results()[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

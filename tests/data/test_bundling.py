@@ -148,15 +148,48 @@ def test_more_than_ten_folders_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_too_much_names_the_largest(tmp_path: Path) -> None:
-    for name, size in (("a.txt", 10), ("big.json", 3_000_000), ("large.txt", 2_000_000), ("c.py", 1_000_000)):
+    for name, size in (("a.txt", 10), ("big.pt", 3_000_000), ("large.py", 2_000_000), ("c.py", 1_000_000)):
         (tmp_path / name).write_bytes(bytes(size))
     with pytest.raises(JobError) as e:
         bundle([tmp_path], limit=5_000_000)
     assert str(e.value).startswith(
-        f"code has 6.0 MB, the limit is 5.0 MB; largest: {tmp_path / 'big.json'} (3.0 MB), {tmp_path / 'large.txt'} (2.0 MB)"
+        f"code has 6.0 MB, the limit is 5.0 MB; largest: {tmp_path / 'big.pt'} (3.0 MB), {tmp_path / 'large.py'} (2.0 MB)"
     )
     with pytest.raises(JobError, match=r"code folder .*gone does not exist"):
         bundle([tmp_path / "gone"])
+
+
+def test_data_beside_the_code_stay_unless_a_source_names_them_and_they_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "model.py").write_text("ROWS = open('lookup.csv')\nWORDS = 'vocabulary.npy', 'sales.parquet'\n")
+    for name in ("lookup.csv", "vocabulary.npy", "other.csv", "other.npz", "old.zip"):
+        (tmp_path / name).write_bytes(bytes(1000))
+    (tmp_path / "sales.parquet").write_bytes(bytes(30_000_000))
+    for name in ("prepared/train/dataset.json", "prepared/train/part-0.arrow", "L.zarr/zarr.json", "L.zarr/c/0", "prepared/README.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert set(names_of(bundle([tmp_path]))) == {"0/", "0/lookup.csv", "0/model.py", "0/prepared/README.txt", "0/vocabulary.npy"}
+    assert "sales.parquet (30.0 MB) is not sent with the code beside it; functions that read it need code_include" in caplog.text
+    more = bundle([tmp_path], Selection(include=("sales.parquet", "prepared/train")))
+    assert {"0/sales.parquet", "0/prepared/train/part-0.arrow", "0/prepared/train/dataset.json"} <= set(names_of(more))
+
+
+def test_a_large_text_is_sent_while_there_is_room_for_it(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("")
+    for name, size in (("tokenizer.json", 3_000_000), ("items.json", 30_000_000)):
+        (tmp_path / name).write_bytes(b" " * size)
+    assert set(names_of(bundle([tmp_path]))) == {"0/", "0/model.py", "0/tokenizer.json"}
+
+
+def test_a_file_lists_what_is_not_sent(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / ".ephemeronignore").write_text("# weights of yesterday\n\n*.safetensors\n/pkg/\n")
+    usual = set(names_of(bundle([tmp_path])))
+    assert "0/init.safetensors" not in usual
+    assert not [name for name in usual if name.startswith("0/pkg")]
+    assert "0/pkg/vocab.bin" in names_of(bundle([tmp_path], Selection(include=("pkg/vocab.bin",))))
+    (tmp_path / ".ephemeronignore").write_text("!model.py\n")
+    with pytest.raises(JobError, match=r"line 1: '!model.py' adds files; name them in code_include"):
+        bundle([tmp_path])
 
 
 def zipped(name: str, mode: int = stat.S_IFREG) -> bytes:

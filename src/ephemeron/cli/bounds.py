@@ -62,3 +62,16 @@ def target(ctx: click.Context, param: click.Parameter, value: str | None) -> dic
         except ValueError:
             options[key] = text
     return {"target": name, "options": options}
+
+
+def code_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of commands that send code of the user's."""
+    for option, help in (
+        (
+            "--code-exclude",
+            "Files or folders that are not sent with the code, such as 'notes/' (repeatable); `.ephemeronignore` lists them, too.",
+        ),
+        ("--code-include", "Files that are sent in any case, such as 'lookup.csv' or '*.parquet' (repeatable)."),
+    ):
+        command = click.option(option, multiple=True, metavar="PATTERN", help=help)(command)
+    return command

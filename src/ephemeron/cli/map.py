@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ephemeron.cli.bounds import bounded, label_option
+from ephemeron.cli.bounds import bounded, code_options, label_option
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detachable
@@ -90,6 +90,7 @@ def _pool_options(command: F) -> F:
     metavar="FOLDER",
     help="Folder to send along, beside that of the module (repeatable).",
 )
+@code_options
 @_pool_options
 @dry_run_option
 @detachable(moves=True)
@@ -102,7 +103,8 @@ def map_command(function: str, items_file: Path, out: Path | None, chunksize: in
 
     With --dry-run some of the items are computed here, in a process with a function's memory, and none on functions.
 
-    The module is searched in this folder, and sent with it. Line n of OUT is the result of item n; null where its task failed,
+    The module is searched in this folder, and sent with it: sources, text, and what they name; other tables and arrays of the folder
+    stay, but for --code-include. Line n of OUT is the result of item n; null where its task failed,
     which is told on standard error, with the task's own traceback. Ctrl-C cancels what is left.
 
     Exit codes: 0 all items have results, 1 some have none, 2 refused before anything was started, 130 interrupted.
@@ -115,7 +117,8 @@ def map_command(function: str, items_file: Path, out: Path | None, chunksize: in
         from ephemeron.executor.map_prediction import predict_map
 
         with FunctionExecutor(**_executor_options(flags)) as pool:
-            found = predict_map(pool, function, items, chunksize=chunksize, code=flags["code"], timeout_s=flags["timeout_s"])
+            code = {name: flags[name] for name in ("code", "code_include", "code_exclude", "timeout_s")}
+            found = predict_map(pool, function, items, chunksize=chunksize, **code)
         return show_prediction(lambda: found.within(budget_usd=flags["budget_usd"]), as_json=as_json)
     if out is None:
         raise click.UsageError("Missing option '--out'.")

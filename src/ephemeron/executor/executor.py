@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 from weakref import WeakValueDictionary
 
+from ephemeron.config.code_bundle import Selection
 from ephemeron.errors import JobError
 from ephemeron.events import Traffic
 from ephemeron.executor.arguments import ArgumentPickler, Shared
@@ -63,6 +64,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         retries: further tries of a task that raised, or whose function died.
         budget_usd: cost at list prices at which everything that has no result is cancelled.
         code: folders to send along, beside those of the modules that define the functions.
+        code_include, code_exclude: patterns of file names or paths in these folders. Sources, text and small files are sent; tables, arrays
+            and archives if a source names them, or `code_include` does (`config.code_bundle`).
         progress: show a progress bar on standard error. None: if that is a terminal.
         prices_file: price file instead of the built-in prices.
         settings: location of the function on a cloud, such as `AwsSettings`.
@@ -90,6 +93,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         retries: int = 2,
         budget_usd: float | None = None,
         code: Sequence[str | Path] = (),
+        code_include: Sequence[str] = (),
+        code_exclude: Sequence[str] = (),
         progress: bool | None = None,
         prices_file: str | Path | None = None,
         settings: Any = None,
@@ -115,6 +120,9 @@ class FunctionExecutor(concurrent.futures.Executor):
         for folder in code:
             if not Path(folder).is_dir():
                 raise JobError(f"code = {str(folder)!r} is no folder")
+        for option, patterns in (("code_include", code_include), ("code_exclude", code_exclude)):
+            if isinstance(patterns, str):
+                raise JobError(f"{option} = {patterns!r} is one text", remedy=f"give a list: [{patterns!r}]")
         asked = PlaceOptions(
             platform=platform,
             memory_mb=memory_mb or 0,
@@ -152,7 +160,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         )
         self._timeout_s, self._tries = timeout_s, retries + 1
         made = {} if known is None else shipped(self._folder)
-        self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code], made=made)
+        selection = Selection(include=tuple(code_include), exclude=tuple(code_exclude))
+        self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code], selection=selection, made=made)
         self._shared: Shared = WeakValueDictionary()
         """Contents of objects of tasks that wait to be published."""
         self._names = TaskNames(by_content=known is not None or launch is not None)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ephemeron.config.code_bundle import Selection
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Traffic
@@ -51,6 +52,8 @@ def predict_map(
     *,
     chunksize: int = 1,
     code: Sequence[Path] = (),
+    code_include: Sequence[str] = (),
+    code_exclude: Sequence[str] = (),
     timeout_s: float | None = None,
 ) -> Prediction:
     """Time, cost and memory of `pool.map(function, items)`. The function is really called with some of the items, here.
@@ -58,13 +61,14 @@ def predict_map(
     Args:
         pool: that would run it; it starts nothing.
         function, items, chunksize: as for `FunctionExecutor.map`.
-        code, timeout_s: as for `FunctionExecutor`.
+        code, code_include, code_exclude, timeout_s: as for `FunctionExecutor`.
 
     Raises:
         JobError: the function or an item cannot be sent, or one of the items fails; with the frames of the user's code.
         PlanInfeasible: an item needs more than the memory of a function.
     """
-    shipper = Shipper(code_keys(RUN), [Path(folder) for folder in code])
+    selection = Selection(include=tuple(code_include), exclude=tuple(code_exclude))
+    shipper = Shipper(code_keys(RUN), [Path(folder) for folder in code], selection=selection)
     shipment = shipper.ship(function)
     count = min(TRIED, len(items))
     chosen = [round(n * (len(items) - 1) / max(1, count - 1)) for n in range(count)]

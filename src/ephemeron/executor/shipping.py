@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ephemeron.config.code_bundle import bundle, state_of
+from ephemeron.config.code_bundle import Selection, bundle, state_of
 from ephemeron.config.imported_sources import edited_since
 from ephemeron.config.module_folders import folder_of, folders_in, is_installed
 from ephemeron.config.user_code import resolve
@@ -37,12 +37,15 @@ class Shipper:
     Args:
         keys: of the objects.
         code: folders to send along, beside those in which the functions' own modules are.
+        selection: files of all these folders to add and to leave out.
         made: what was sent before, by the name that was given: it is sent again as it was.
     """
 
-    def __init__(self, keys: CodeKeys, code: Sequence[Path] = (), *, made: Mapping[str, Shipment] | None = None) -> None:
+    def __init__(
+        self, keys: CodeKeys, code: Sequence[Path] = (), *, selection: Selection | None = None, made: Mapping[str, Shipment] | None = None
+    ) -> None:
         self.made = dict(made or {})
-        self._keys = keys
+        self._keys, self._selection = keys, selection or Selection()
         self._code = [folder.resolve() for folder in code]
         self._bundles: dict[Path, _Bundled] = {}
 
@@ -90,14 +93,20 @@ class Shipper:
         known, began = self._bundles.get(folder), time.monotonic()
         if known is not None and began < known.looked_at + known.quiet_s:
             return known
-        state = state_of(folder)
+        state = state_of(folder, self._selection)
         if known is None or known.state != state:
-            data = _bundle(folder, name, edited := edited_since(folder))
+            data = self._bundle(folder, name, edited := edited_since(folder))
             # Of edited files a reload decides, which leaves no trace in the folder.
             known = self._bundles[folder] = _Bundled(data, digest_of(data), () if edited else state)
         known.looked_at = time.monotonic()
         known.quiet_s = min(_LOOK_SHARE * (known.looked_at - began), _LOOK_S)
         return known
+
+    def _bundle(self, folder: Path, name: str, instead: Mapping[Path, bytes]) -> bytes:
+        try:
+            return bundle([folder], self._selection, instead=instead)
+        except JobError as e:
+            raise JobError(f"{name} needs modules of {folder}, which cannot be sent: {e}") from None
 
 
 _LOOK_SHARE, _LOOK_S = 20, 0.1
@@ -114,15 +123,6 @@ class _Bundled:
     """See `state_of`."""
     looked_at: float = 0.0
     quiet_s: float = 0.0
-
-
-def _bundle(folder: Path, name: str, instead: Mapping[Path, bytes]) -> bytes:
-    try:
-        return bundle([folder], instead=instead)
-    except JobError as e:
-        raise JobError(
-            f"{name} needs modules of {folder}, which cannot be sent: {e.problem}", remedy="put them into a folder of their own"
-        ) from None
 
 
 def name_of(function: object) -> str:

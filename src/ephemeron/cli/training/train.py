@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ephemeron.cli.bounds import bounded, label_option, target
+from ephemeron.cli.bounds import bounded, code_options, label_option, target
 from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detach_option, output_options, show_detached, watch
@@ -133,6 +133,7 @@ LEARNED = "learned"
     type=click.Choice(LOGGERS),
     help="Record the run with this program (repeatable), instead of the job's loggers.",
 )
+@code_options
 @label_option
 @dry_run_option
 @detach_option
@@ -147,6 +148,8 @@ def train(
     budget_usd: float | None,
     loggers: tuple[str, ...],
     labels: dict[str, str],
+    code_include: tuple[str, ...],
+    code_exclude: tuple[str, ...],
     dry_run: bool,
     detach: bool,
     out: Path | None,
@@ -183,7 +186,8 @@ def train(
     from ephemeron.training.job import parse_fault
 
     schedule = _wanted_schedule(flags)
-    wanted = job_of(job, {"arguments": arguments or None, "epochs": epochs})
+    selected = {"code_include": code_include or None, "code_exclude": code_exclude or None}
+    wanted = job_of(job, {"arguments": arguments or None, "epochs": epochs, **selected})
     if budget_usd is not None:
         wanted = dataclasses.replace(wanted, limits=dataclasses.replace(wanted.limits, budget_usd=budget_usd))
     plan: StoredPlan | None = None

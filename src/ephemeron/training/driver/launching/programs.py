@@ -14,8 +14,9 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from ephemeron.config.module_folders import folder_of, folders_in
 from ephemeron.config.paths import home
@@ -85,6 +86,9 @@ def _is_target(text: str) -> bool:
 
 def _overridden(job: Job, given: Mapping[str, object]) -> Job:
     fields = {name: value for name, value in given.items() if name in _JOB_OPTIONS}
+    for name in ("code_include", "code_exclude"):  # beside those of the program
+        if name in fields:
+            fields[name] = (*getattr(job, name), *cast(Sequence[str], fields[name]))
     run = {name: value for name, value in given.items() if name in _RUN_OPTIONS}
     build(Configuration, run, where="options")
     made = dataclasses.replace(job, **fields) if fields else job  # type: ignore[arg-type]
