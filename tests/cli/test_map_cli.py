@@ -127,6 +127,7 @@ def test_data_beside_the_module_stay_here(here, caplog):
         (("mapped_items:twice", "--items", "empty.jsonl"), "empty.jsonl has no items"),
         (("mapped_items:nothing", "--items", "items.jsonl"), "has no name 'nothing'"),
         (("mapped_items", "--items", "items.jsonl"), "is not of the form module:name"),
+        (("mapped_items.py:twice", "--items", "items.jsonl"), "write e.g. 'mapped_items:twice'"),
         (("no_such_module:f", "--items", "items.jsonl"), "no module 'no_such_module'"),
         (("mapped_items:twice", "--items", "items.jsonl", "--memory-mb", "5"), "memory_mb = 5"),
     ],

@@ -41,8 +41,10 @@ def resolve(target: str, folders: Sequence[Path]) -> Any:
     """
     module_name, colon, name = target.partition(":")
     for part in (*module_name.split("."), *name.split(".")):
-        if not colon or not part.isidentifier():
-            raise JobError(f"target {target!r} is not of the form module:name", remedy="write e.g. 'model:build'")
+        if not colon or not part.isidentifier() or module_name.endswith(".py"):
+            meant = f"{module_name.removesuffix('.py').replace('/', '.')}:{name or 'build'}"
+            example = meant if ".py" in module_name else "model:build"
+            raise JobError(f"target {target!r} is not of the form module:name", remedy=f"write e.g. {example!r}")
     if module_name == "__main__":
         raise JobError(
             f"target {target!r} is in the program that runs here, which functions do not have",
