@@ -1,13 +1,22 @@
-"""This package's source for functions, and its requirements there."""
+"""What is deployed: this package's source, and the Python and the packages that functions have."""
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
+import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+
+from ephemeron.config.paths import replace_file
+from ephemeron.config.typed import build, near, plain
+from ephemeron.errors import JobError
+from ephemeron.functions.shipped_code import python_version
 
 REQUIREMENTS = (
     "numpy>=1.26",
@@ -23,6 +32,14 @@ REQUIREMENTS = (
 """Requirements of every function: the core, and channels in a cache."""
 TRAINING = ("torch>=2.4,<3", "pillow>=10", "pyarrow>=16", "cloudpickle>=3")
 """Requirements of a function that trains: the framework, and decoders of data flows."""
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Versions of which platforms have base images."""
+ENVIRONMENT_FILE = "environment.json"
+_OWN = "ephemeron"
+_EXTRA = re.compile(r"""(?P<requirement>[^;]+);\s*extra\s*==\s*['"](?P<extra>[^'"]+)['"]""")
+_OWN_EXTRAS = re.compile(rf"{_OWN}\[(?P<extras>[^\]]+)\]")
+_LOCAL = ("-e", "--editable", "-r", "--requirement", "-c", "--constraint", ".", "/", "file:")
+"""Beginnings of lines that name files, which the build of an image does not have."""
 _UNNEEDED = (("testing",), ("dashboard",), ("partition", "report"))
 """Packages that functions do not import, also where they drive a run and write its report."""
 
@@ -48,3 +65,136 @@ def digest() -> str:
         hashed.update(name.encode() + b"\0")
         hashed.update(path.read_bytes())
     return str(hashed.hexdigest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionEnvironment:
+    """Python and packages of deployed functions."""
+
+    python: str = ""
+    """Version, such as `3.12`; empty: the client's."""
+    packages: tuple[str, ...] = ()
+    """Requirements for pip, beside those of this package."""
+
+    @property
+    def version(self) -> str:
+        """Of Python."""
+        return self.python or python_version()
+
+    @property
+    def release(self) -> str:
+        """What a function says of its code: that client and function fit is checked by it, see `check_release`."""
+        return f"{digest()}.py{self.version}"
+
+    def requirements(self, own: Sequence[str]) -> str:
+        """Text of requirements.txt.
+
+        Args:
+            own: requirements of this package on the platform; `packages` take the place of those with the same name.
+        """
+        given = {_name_of(line) for line in self.packages}
+        return "\n".join([*(line for line in map(_pinned, own) if _name_of(line) not in given), *self.packages, ""])
+
+    def __str__(self) -> str:
+        more = f" and {', '.join(self.packages)}" if self.packages else ""
+        return f"Python {self.version}{more}"
+
+
+def environment_of(
+    out: Path, *, python: str | None = None, requirements: Sequence[Path] = (), extras: Sequence[str] = ()
+) -> FunctionEnvironment:
+    """The environment of a deployment, which is kept in its folder for the next one.
+
+    Args:
+        out: folder of the deployment. Without `requirements` and `extras`, its packages stay as they were.
+        python: version; None: as it was, at first the client's.
+        requirements: files in the format of pip.
+        extras: of this package.
+
+    Raises:
+        JobError: a file cannot be read or names files, an extra is not known, or Python is of another version.
+    """
+    place = out / ENVIRONMENT_FILE
+    known = build(FunctionEnvironment, json.loads(place.read_bytes()), where=str(place)) if place.exists() else FunctionEnvironment()
+    packages = [line for path in requirements for line in _lines(path)] + [line for extra in extras for line in _of_extra(extra)]
+    found = FunctionEnvironment(
+        python=known.python if python is None else python, packages=tuple(dict.fromkeys(packages)) if packages else known.packages
+    )
+    if found.version not in PYTHONS:
+        raise JobError(f"functions cannot have Python {found.version}", remedy=f"give --python {' or '.join(PYTHONS)}")
+    if found == known:
+        return found
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_file(place, json.dumps(plain(found), indent=2) + "\n")
+    except OSError as e:
+        raise JobError(f"cannot write to {out}: {e.strerror}", remedy="give another folder with --out") from None
+    return found
+
+
+def check_release(found: str, wanted: str, *, what: str, deploying: str) -> None:
+    """Whether client and function have the same code and the same Python. What a function does not say is trusted.
+
+    Args:
+        found: what the function says, see `FunctionEnvironment.release`; empty: nothing.
+        wanted: digest of this package.
+        what: the function, in words.
+        deploying: the command that deploys it.
+
+    Raises:
+        JobError: they are not of one release, or Python differs, in which what was pickled by value cannot be read.
+    """
+    code, _, python = found.partition(".py")
+    if code and code != wanted:
+        raise JobError(f"{what} runs code {code}, this is {wanted}", remedy=f"run `{deploying}` again, so that both are of one release")
+    if python and python != python_version():
+        raise JobError(
+            f"{what} has Python {python}, and this is Python {python_version()}: classes and functions of one cannot be read by the other",
+            remedy=f"run `{deploying} --python {python_version()}`, or use Python {python} here",
+        )
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise JobError(f"requirements {path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = re.split(r"(?:^|\s)#", line)[0].strip()
+        if text.startswith(_LOCAL) or " @ file:" in text:
+            raise JobError(
+                f"requirements {path}, line {number}: {text!r} names a file, which the build does not have",
+                remedy="name packages of an index",
+            )
+        found += [text] if text else []
+    return found
+
+
+def _of_extra(name: str) -> list[str]:
+    """Requirements of an extra of this package, and of those that it names."""
+    found: dict[str, list[str]] = {}
+    for line in importlib.metadata.requires(_OWN) or []:
+        if (fits := _EXTRA.fullmatch(line.strip())) is not None:
+            found.setdefault(fits["extra"], []).append(fits["requirement"].strip())
+    if name not in found:
+        raise JobError(f"there is no extra {name!r}", remedy=near(name, sorted(found), what="extras"))
+    lines = []
+    for line in found[name]:
+        own = _OWN_EXTRAS.match(line)
+        lines += [line] if own is None else [each for extra in own["extras"].split(",") for each in _of_extra(extra.strip())]
+    return lines
+
+
+def _name_of(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].replace("_", "-").lower()
+
+
+def _pinned(requirement: str) -> str:
+    """PyTorch as the client has it, so that what it has computed is what functions compute."""
+    if _name_of(requirement) != "torch":
+        return requirement
+    try:
+        return f"torch=={importlib.metadata.version('torch').partition('+')[0]}"
+    except importlib.metadata.PackageNotFoundError:
+        return requirement

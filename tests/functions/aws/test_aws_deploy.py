@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import os
@@ -25,7 +26,8 @@ from ephemeron.functions.aws.deploy import package, policy
 from ephemeron.functions.aws.deploy.function import LambdaSpec, deploy
 from ephemeron.functions.aws.preflight import check_channel, check_code, check_fit, inspect
 from ephemeron.functions.aws.settings import AwsSettings, client
-from ephemeron.functions.source_bundle import digest
+from ephemeron.functions.shipped_code import python_version
+from ephemeron.functions.source_bundle import check_release, digest
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.units import MIB
 
@@ -108,13 +110,75 @@ def test_the_recipe_s_code_imports_by_itself(tmp_path: Path):
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 
 
+def test_functions_have_the_client_s_python_and_the_packages_that_are_named(tmp_path: Path):
+    out = tmp_path / "aws"
+    (tmp_path / "mine.txt").write_text("# of the model\nsomething-rare==1.2  # pinned\nPillow==11.0\n")
+    where = ["cloud", "deploy", "aws", "--channel", CHANNEL, "--out", str(out), "--region", "eu-central-1"]
+    done = cli(*where, "--extra", "sparse", "--requirements", str(tmp_path / "mine.txt"), "--tag", "team=x-y")
+    assert done.exit_code == 0, done.output
+    assert f"FROM public.ecr.aws/lambda/python:{python_version()}\n" in (out / "image" / "Dockerfile").read_text()
+    lines = (out / "image" / "requirements.txt").read_text().splitlines()
+    assert {"something-rare==1.2", "Pillow==11.0", "scipy>=1.11", "pyarrow>=16"} <= set(lines), "sparse needs what preparation needs"
+    assert not [line for line in lines if line.startswith("pillow>=")], "the user's line takes the place of ephemeron's"
+    assert f"torch=={importlib.metadata.version('torch').partition('+')[0]}" in lines
+    again = done.output.splitlines()[-2]
+    for given in ("--region eu-central-1", f"--out {out}", "--memory-mb 1769", f"--channel {CHANNEL}", "--tag team=x-y"):
+        assert given in again
+    template = json.loads((out / "template.json").read_text())["Resources"]
+    assert template["Repository"]["Properties"]["Tags"] == [{"Key": "team", "Value": "x-y"}]
+    assert template["Repository"]["Properties"]["RepositoryPolicyText"]["Statement"][0]["Principal"] == {"Service": "lambda.amazonaws.com"}
+    actions = [a for s in json.loads((out / "deployer-policy.json").read_text())["Statement"] for a in s["Action"]]
+    assert {"ecr:GetAuthorizationToken", "ecr:PutImage", "ecr:SetRepositoryPolicy"} <= set(actions)
+
+    done = cli(*where, "--python", "3.13")
+    assert done.exit_code == 0, done.output
+    assert "python:3.13" in (out / "image" / "Dockerfile").read_text()
+    assert "something-rare==1.2" in (out / "image" / "requirements.txt").read_text(), "packages are kept"
+    assert "functions have Python 3.13 and something-rare==1.2, Pillow==11.0" in done.output
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--extra", "linalgg"), "there is no extra 'linalgg'; did you mean linalg"),
+        (("--python", "2.7"), "functions cannot have Python 2.7; give --python 3.11 or 3.12 or 3.13"),
+        (("--requirements", "absent.txt"), "absent.txt cannot be read: No such file or directory"),
+        (("--requirements", "local.txt"), "local.txt, line 2: '-e .' names a file, which the build does not have"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], said: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local.txt").write_text("numpy\n-e .\n")
+    done = cli("cloud", "deploy", "aws", "--channel", CHANNEL, "--out", "aws", "--region", "eu-west-1", *given)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+    assert not (tmp_path / "aws").exists()
+
+
+@pytest.mark.parametrize("platform", ["aws", "aws-microvm", "openfaas"])
+def test_a_function_with_another_python_is_refused_before_anything_is_started(platform: str):
+    what, deploying = "function 'ephemeron'", f"ephemeron cloud deploy {platform}"
+    mine = f"{digest()}.py{python_version()}"
+    for found in ("", digest(), mine):
+        check_release(found, digest(), what=what, deploying=deploying)
+    with pytest.raises(JobError, match=r"has Python 3\.9, and this is Python .*--python"):
+        check_release(f"{digest()}.py3.9", digest(), what=what, deploying=deploying)
+    with pytest.raises(JobError, match="runs code other, this is"):
+        check_release("other.py3.9", digest(), what=what, deploying=deploying)
+
+
 def test_policies_give_nothing_beyond_their_purpose():
     place = policy.place_of(AwsSettings(region="eu-west-1"), account="123456789012", channel=CHANNEL, vpc=False)
     for document in (policy.function_policy(place), policy.client_policy(place), policy.deployer_policy(place)):
         for statement in document["Statement"]:
             assert not [a for a in statement["Action"] if "*" in a]
             if statement["Resource"] == "*":
-                assert statement["Action"] == ["lambda:GetAccountSettings"], "has no resources by AWS's design"
+                assert statement["Action"][0] in ("lambda:GetAccountSettings", "ecr:GetAuthorizationToken"), (
+                    "has no resources by AWS's design"
+                )
+                assert len(statement["Action"]) == 1
             else:
                 assert "ephemeron" in statement["Resource"] or "bucket" in statement["Resource"]
     (objects, listing) = policy.function_policy(place)["Statement"][-2:]

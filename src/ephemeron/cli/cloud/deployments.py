@@ -65,6 +65,21 @@ def _wanted(platform: str, *, channel: str, memory_mb: int, sizes: str) -> Calla
             help="Folder for what is to be reviewed: recipe, policies, template.",
         ),
         click.option("--memory-mb", metavar="MB[,MB…]", default=str(memory_mb), show_default=True, help=sizes),
+        click.option("--python", metavar="VERSION", help="Python of functions.  [default: this one's]"),
+        click.option(
+            "--requirements",
+            multiple=True,
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Packages for functions, beside ephemeron's own, in the format of pip (repeatable). They are kept in --out for the next deployment.",
+        ),
+        click.option(
+            "--extra",
+            "extras",
+            multiple=True,
+            metavar="NAME",
+            help="The same for an extra of ephemeron: linalg, sparse, lightning, … (repeatable).",
+        ),
     )
 
     def add(command: F) -> F:
@@ -85,12 +100,13 @@ def _deployer(platform: str, options: dict[str, Any]) -> tuple[Deployer[Any], An
 
 def _deploy(platform: str, options: dict[str, Any]) -> None:
     found, settings = _deployer(platform, options)
-    wanted = found.read(options.pop("channel"), options.pop("memory_mb"), options.pop("out"), options.pop("labels", None))
+    environment = {name: options.pop(name) for name in ("python", "requirements", "extras")}
+    wanted = found.read(options.pop("channel"), options.pop("memory_mb"), options.pop("out"), options.pop("labels", None), **environment)
     found.deploy(settings.located(), wanted, options, click.echo)
 
 
 def _deployment_labels(text: str) -> Callable[[F], F]:
-    return click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", callback=read_labels, help=text)
+    return click.option("--label", "--tag", "labels", multiple=True, metavar="NAME=VALUE", callback=read_labels, help=text)
 
 
 @click.group()
@@ -112,7 +128,7 @@ def deploy() -> None:
     show_default=True,
     help="Time limit of the function; longer runs are handed off. Up to 5,400 s on managed instances.",
 )
-@_deployment_labels("Tag of the function, by which AWS tells cost apart (repeatable).")
+@_deployment_labels("Tag of the functions, and of what template.json creates, by which AWS tells cost apart (repeatable).")
 @click.option("--role", metavar="ARN", help="Role of the function, which template.json creates. Without it nothing is uploaded.")
 @click.option("--image", metavar="URI", help="Image in Amazon ECR, built and pushed by image/build.sh.")
 @click.option("--zip", "as_zip", is_flag=True, help="Upload a ZIP instead of an image: without PyTorch, unless a layer brings it.")

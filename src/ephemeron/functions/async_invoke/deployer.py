@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
@@ -13,6 +13,7 @@ from ephemeron.communication.channels.address import store_address
 from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.provider import S
 from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
+from ephemeron.functions.source_bundle import FunctionEnvironment, environment_of
 
 ACCOUNT = "ACCOUNT"
 Tell = Callable[[str], None]
@@ -30,6 +31,8 @@ class Deployment:
     """Folder for what is to be reviewed."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Tags or labels of the functions; see `runs.labels`."""
+    environment: FunctionEnvironment = field(default_factory=FunctionEnvironment)
+    """Python and packages of the functions."""
 
     @property
     def store(self) -> str:
@@ -48,17 +51,33 @@ class Deployer(ABC, Generic[S]):
     range_mb: tuple[int, int]
     """Smallest and largest memory."""
 
-    def read(self, channel: str, memory_mb: str, out: Path, labels: Mapping[str, str] | None = None) -> Deployment:
+    def read(
+        self,
+        channel: str,
+        memory_mb: str,
+        out: Path,
+        labels: Mapping[str, str] | None = None,
+        *,
+        python: str | None = None,
+        requirements: Sequence[Path] = (),
+        extras: Sequence[str] = (),
+    ) -> Deployment:
         """What is wanted, of what a user gives.
 
+        Args:
+            channel, memory_mb, out, labels: see `Deployment`.
+            python, requirements, extras: see `environment_of`.
+
         Raises:
-            JobError: the address has credentials, or a size is none.
+            JobError: the address has credentials, a size is none, or functions cannot have such an environment.
         """
         public, secrets = public_address(channel)
         if secrets:
             raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
         low_mb, high_mb = self.range_mb
-        return Deployment(channel=public, sizes_mb=parse_sizes(memory_mb, low_mb=low_mb, high_mb=high_mb), out=out, labels=labels or {})
+        sizes = parse_sizes(memory_mb, low_mb=low_mb, high_mb=high_mb)
+        environment = environment_of(out, python=python, requirements=requirements, extras=extras)
+        return Deployment(channel=public, sizes_mb=sizes, out=out, labels=labels or {}, environment=environment)
 
     @abstractmethod
     def deploy(self, settings: S, wanted: Deployment, options: Mapping[str, Any], tell: Tell) -> None:

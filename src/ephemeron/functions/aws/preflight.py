@@ -15,6 +15,7 @@ from ephemeron.functions.aws.managed_instances import QUALIFIER, ManagedInstance
 from ephemeron.functions.aws.platform import LIMITS
 from ephemeron.functions.aws.settings import AwsSettings, client, code_of, refused
 from ephemeron.functions.base import Limits
+from ephemeron.functions.source_bundle import check_release
 
 COMMAND = "ephemeron cloud deploy aws"
 USUAL_CONCURRENCY = 1_000
@@ -165,11 +166,7 @@ def check_code(deployed: DeployedLambda, settings: AwsSettings, digest: str) -> 
     Raises:
         JobError: they are not.
     """
-    if deployed.digest and deployed.digest != digest:
-        raise JobError(
-            f"function {settings.function!r} runs code {deployed.digest}, this is {digest}",
-            remedy="run `ephemeron cloud deploy aws` again, so that both are of one release",
-        )
+    check_release(deployed.digest, digest, what=f"function {settings.function!r}", deploying=COMMAND)
 
 
 def check_channel(channel: str, settings: AwsSettings, secrets: dict[str, str]) -> None:

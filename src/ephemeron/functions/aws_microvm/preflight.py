@@ -16,6 +16,7 @@ from ephemeron.functions.aws_microvm.platform import LIMITS
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client, refused
 from ephemeron.functions.base import Limits
 from ephemeron.functions.direct_transports import ENDPOINT_VARIABLE
+from ephemeron.functions.source_bundle import check_release
 
 COMMAND = "ephemeron cloud deploy aws-microvm"
 DIGEST, MEMORY, ROLE, NAME = "EPHEMERON_CODE", "EPHEMERON_MEMORY_MB", "EPHEMERON_ROLE", "EPHEMERON_IMAGE"
@@ -227,11 +228,7 @@ def check_code(deployed: DeployedImage, settings: AwsMicrovmSettings, digest: st
     Raises:
         JobError: they are not.
     """
-    if deployed.digest and deployed.digest != digest:
-        raise JobError(
-            f"MicroVM image {settings.image!r} runs code {deployed.digest}, this is {digest}",
-            remedy="run `ephemeron cloud deploy aws-microvm` again, so that both are of one release",
-        )
+    check_release(deployed.digest, digest, what=f"MicroVM image {settings.image!r}", deploying=COMMAND)
 
 
 def check_channel(channel: str, settings: AwsMicrovmSettings) -> None:

@@ -15,6 +15,7 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.openfaas.gateway import Gateway, refused
 from ephemeron.functions.openfaas.platform import LIMITS
 from ephemeron.functions.openfaas.settings import OpenFaasSettings, credentials
+from ephemeron.functions.source_bundle import check_release
 
 MEMORY, LIFETIME, REPLICAS, CODE, VCPUS, SIZES = (
     "ephemeron.memory-mb",
@@ -174,11 +175,7 @@ def check_fit(
             f"function {name!r} ends after {deployed.lifetime_s:g} s, the run wants {lifetime_s:g} s",
             remedy=f"use --function-timeout-s {deployed.lifetime_s:g}, or: ephemeron cloud deploy openfaas --function-timeout-s {lifetime_s:g}",
         )
-    if deployed.digest and deployed.digest != digest:
-        raise JobError(
-            f"function {name!r} runs code {deployed.digest}, this is {digest}",
-            remedy="build the image again and run `ephemeron cloud deploy openfaas`, so that both are of one release",
-        )
+    check_release(deployed.digest, digest, what=f"function {name!r}", deploying=COMMAND)
     if workers > deployed.replicas:
         raise PlanInfeasible(
             f"{workers} workers are wanted, function {name!r} may have {deployed.replicas} replicas, and each runs one call; "

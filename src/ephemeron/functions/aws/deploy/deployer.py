@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ephemeron.communication.channels.tls import for_functions
@@ -17,7 +17,6 @@ from ephemeron.functions.aws.deploy import function as functions
 from ephemeron.functions.aws.deploy import package, policy
 from ephemeron.functions.aws.managed_instances import ManagedInstances
 from ephemeron.functions.aws.settings import AwsSettings, client, delete_if_there, refused
-from ephemeron.functions.source_bundle import digest
 
 _PASSED_ON = (
     "EPHEMERON_CHANNEL_USER",
@@ -38,13 +37,18 @@ class AwsDeployer(Deployer[AwsSettings]):
         vpc = bool(subnets) and managed is None  # instances are in the network of their provider
         place = policy.place_of(settings, account=account_of(role), channel=wanted.store, vpc=vpc, sizes_mb=wanted.sizes_mb)
         place = dataclasses.replace(place, managed=managed, subnets=subnets, security_groups=groups)
-        for path in (*policy.write(wanted.out, place), *package.write_image_recipe(wanted.out / "image")):
+        for path in (
+            *policy.write(wanted.out, place, wanted.labels),
+            *package.write_image_recipe(wanted.out / "image", wanted.environment),
+        ):
             tell(f"wrote {path}")
+        tell(f"functions have {wanted.environment}")
         if role is None:
-            return tell(_next_steps(wanted.out, place.function, settings))
+            return tell(_next_steps(place, wanted, options))
         data = b""
         if options["as_zip"]:
-            data = package.build_zip(wanted.out, requirements=() if options["no_dependencies"] else package.REQUIREMENTS)
+            needed = () if options["no_dependencies"] else (*package.REQUIREMENTS, *wanted.environment.packages)
+            data = package.build_zip(wanted.out, requirements=needed, python=wanted.environment.version)
             (wanted.out / "function.zip").write_bytes(data)
             tell(f"wrote {wanted.out / 'function.zip'} ({len(data) / 2**20:.1f} MB of {package.ZIPPED_MB})")
         spec = functions.LambdaSpec(
@@ -53,11 +57,12 @@ class AwsDeployer(Deployer[AwsSettings]):
             timeout_s=options["function_timeout_s"],
             image=image or "",
             zipped=data,
+            python=wanted.environment.version,
             layers=options["layers"],
             subnets=subnets,
             security_groups=groups,
             tags=wanted.labels,
-            digest=digest(),
+            digest=wanted.environment.release,
             managed=managed,
             variables={
                 **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
@@ -84,7 +89,7 @@ class AwsDeployer(Deployer[AwsSettings]):
         for name in functions.functions_of(api, settings) or [settings.function]:
             tell(outcome(f"function {name}", functions.delete(api, dataclasses.replace(settings, function=name))))
         tell(delete_log(settings.log_group, settings, partial(refused, settings=settings)))
-        tell("not touched: the stack of template.json, the image in ECR, objects of runs in the bucket (ephemeron runs clean --all)")
+        tell("not touched: the stack of template.json with the image in ECR, objects of runs in the bucket (ephemeron runs clean --all)")
 
 
 def delete_log(group: str, settings: AwsSettings, refuse: Callable[..., Exception]) -> str:
@@ -117,13 +122,23 @@ def _managed(options: Mapping[str, Any]) -> ManagedInstances | None:
     return None
 
 
-def _next_steps(out: Path, function: str, settings: AwsSettings) -> str:
-    region = settings.region
+def _next_steps(place: policy.Place, wanted: Deployment, options: Mapping[str, Any]) -> str:
+    function, region, out = place.function, place.region, wanted.out
+    again = {
+        "--function": "" if function == AwsSettings().function else function,
+        "--region": region,
+        "--channel": wanted.channel,
+        "--memory-mb": ",".join(map(str, wanted.sizes_mb)),
+        "--function-timeout-s": str(options["function_timeout_s"]),
+        "--out": str(out),
+    }
+    given = " ".join(f"{option} {shlex.quote(value)}" for option, value in again.items() if value)
+    tags = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in wanted.labels.items())
+    labels = "".join(f" --tag {shlex.quote(f'{name}={value}')}" for name, value in wanted.labels.items())
     return f"""
 nothing was sent to AWS. Read these files, then:
   aws cloudformation deploy --region {region} --stack-name {function} --template-file {out}/template.json \\
-      --capabilities CAPABILITY_NAMED_IAM
-  aws ecr create-repository --region {region} --repository-name {function}
+      --capabilities CAPABILITY_NAMED_IAM{f" --tags{tags}" if tags else ""}
   {out}/image/build.sh {ACCOUNT}.dkr.ecr.{region}.amazonaws.com/{function}:1
-  ephemeron cloud deploy aws --channel … --role arn:aws:iam::{ACCOUNT}:role/{function}-function \\
+  ephemeron cloud deploy aws {given}{labels} --role arn:aws:iam::{ACCOUNT}:role/{function}-function \\
       --image {ACCOUNT}.dkr.ecr.{region}.amazonaws.com/{function}:1"""

@@ -10,9 +10,10 @@ from typing import Any
 from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.call_tracker import EVENT_AGE_S
 from ephemeron.functions.async_invoke.sizes import FUNCTION, SIZES, function_of, sizes_in, text_of
-from ephemeron.functions.aws.deploy.package import HANDLER, PYTHON
+from ephemeron.functions.aws.deploy.package import HANDLER
 from ephemeron.functions.aws.managed_instances import PUBLISH_TO, QUALIFIER, TIMEOUT_S, VCPUS, ManagedInstances, of_function
 from ephemeron.functions.aws.settings import AwsSettings, code_of, delete_if_there, refused
+from ephemeron.functions.shipped_code import python_version
 
 DIGEST = "EPHEMERON_CODE"
 """Variable of the function with the digest of its code."""
@@ -33,6 +34,8 @@ class LambdaSpec:
     image: str = ""
     """URI in ECR; or"""
     zipped: bytes = b""
+    python: str = field(default_factory=python_version)
+    """Version for a ZIP; an image has its own."""
     layers: tuple[str, ...] = ()
     subnets: tuple[str, ...] = ()
     """Subnets of a VPC with a cache; none: no VPC."""
@@ -214,5 +217,5 @@ def _configuration(wanted: LambdaSpec, settings: AwsSettings) -> dict[str, objec
     if wanted.log_group:
         out["LoggingConfig"] = {"LogGroup": wanted.log_group}
     if wanted.zipped:
-        out |= {"Runtime": f"python{PYTHON}", "Handler": HANDLER, "Layers": list(wanted.layers)}
+        out |= {"Runtime": f"python{wanted.python}", "Handler": HANDLER, "Layers": list(wanted.layers)}
     return out

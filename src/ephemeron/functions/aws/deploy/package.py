@@ -17,21 +17,22 @@ from pathlib import Path
 
 from ephemeron.errors import JobError
 from ephemeron.functions import source_bundle
+from ephemeron.functions.shipped_code import python_version
+from ephemeron.functions.source_bundle import FunctionEnvironment
 from ephemeron.units import MIB
 
 UNZIPPED_MB, ZIPPED_MB, IMAGE_MB = 250, 50, 10 * 1024
 """Quotas of AWS Lambda: unzipped code, ZIP that is uploaded directly, image."""
-PYTHON = "3.12"
 HANDLER = "ephemeron.functions.aws.handler.handle"
 REQUIREMENTS = ("boto3>=1.35.16", *source_bundle.REQUIREMENTS)
 _STAMP = (1980, 1, 1, 0, 0, 0)
 
 DOCKERFILE = f"""\
 # The function's image: AWS's Python runtime, PyTorch for the CPU, and this release of ephemeron.
-FROM public.ecr.aws/lambda/python:{PYTHON}
+FROM public.ecr.aws/lambda/python:{{python}}
 COPY requirements.txt .
 RUN pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -r requirements.txt
-COPY ephemeron ${{LAMBDA_TASK_ROOT}}/ephemeron
+COPY ephemeron ${{{{LAMBDA_TASK_ROOT}}}}/ephemeron
 CMD ["{HANDLER}"]
 """
 
@@ -55,7 +56,7 @@ echo "pushed $uri ($((bytes / {MIB})) MB)"
 """
 
 
-def write_image_recipe(folder: Path) -> list[Path]:
+def write_image_recipe(folder: Path, environment: FunctionEnvironment = FunctionEnvironment()) -> list[Path]:  # noqa: B008 - frozen
     """Dockerfile, requirements, code and `build.sh`; what lay there before is replaced.
 
     Raises:
@@ -67,7 +68,11 @@ def write_image_recipe(folder: Path) -> list[Path]:
             target = folder / "ephemeron" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
-        written = {"Dockerfile": DOCKERFILE, "requirements.txt": "\n".join([*REQUIREMENTS, *source_bundle.TRAINING, ""]), "build.sh": BUILD}
+        written = {
+            "Dockerfile": DOCKERFILE.format(python=environment.version),
+            "requirements.txt": environment.requirements([*REQUIREMENTS, *source_bundle.TRAINING]),
+            "build.sh": BUILD,
+        }
         for name, text in written.items():
             (folder / name).write_text(text)
         (folder / "build.sh").chmod(0o755)
@@ -76,12 +81,13 @@ def write_image_recipe(folder: Path) -> list[Path]:
     return [folder / name for name in written]
 
 
-def build_zip(folder: Path | None = None, *, requirements: Sequence[str] = ()) -> bytes:
+def build_zip(folder: Path | None = None, *, requirements: Sequence[str] = (), python: str = "") -> bytes:
     """A ZIP of this package and its dependencies, the same bytes each time.
 
     Args:
         folder: scratch for dependencies; needed with `requirements`.
         requirements: for pip, installed for Lambda's Linux and Python; none where a layer brings them.
+        python: version of that; empty: the client's.
 
     Raises:
         JobError: pip fails, or the result is larger than Lambda takes.
@@ -89,7 +95,7 @@ def build_zip(folder: Path | None = None, *, requirements: Sequence[str] = ()) -
     files = [(f"ephemeron/{name}", path) for name, path in source_bundle.sources()]
     if requirements:
         assert folder is not None
-        files += _install(folder, requirements)
+        files += _install(folder, requirements, python or python_version())
     size = sum(path.stat().st_size for _, path in files)
     check_size(size, limit_mb=UNZIPPED_MB, what="the code, unzipped,")
     out = io.BytesIO()
@@ -110,7 +116,7 @@ def check_size(nbytes: int, *, limit_mb: int, what: str) -> None:
         raise JobError(f"{what} has {nbytes / MIB:.0f} MB, AWS Lambda takes {limit_mb} MB", remedy="deploy an image: --image URI")
 
 
-def _install(folder: Path, requirements: Sequence[str]) -> list[tuple[str, Path]]:
+def _install(folder: Path, requirements: Sequence[str], python: str) -> list[tuple[str, Path]]:
     target = folder / "dependencies"
     shutil.rmtree(target, ignore_errors=True)
     done = subprocess.run(
@@ -131,7 +137,7 @@ def _install(folder: Path, requirements: Sequence[str]) -> list[tuple[str, Path]
             "--implementation",
             "cp",
             "--python-version",
-            PYTHON,
+            python,
             *requirements,
         ],
         capture_output=True,

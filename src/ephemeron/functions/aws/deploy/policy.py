@@ -25,6 +25,30 @@ _LOOK = [
     "lambda:GetFunctionRecursionConfig",
     "lambda:GetFunctionConcurrency",
 ]
+_PULL = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
+_PUSH = (
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:InitiateLayerUpload",
+    "ecr:UploadLayerPart",
+    "ecr:CompleteLayerUpload",
+    "ecr:PutImage",
+    "ecr:DescribeRepositories",
+    "ecr:GetRepositoryPolicy",
+    "ecr:SetRepositoryPolicy",
+    *_PULL,
+)
+"""Of `image/build.sh`; Lambda writes its own right to read into the policy of the repository where that is missing."""
+_KEEP = {
+    "rules": [
+        {
+            "rulePriority": 1,
+            "description": "the latest three images",
+            "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": 3},
+            "action": {"type": "expire"},
+        }
+    ]
+}
+"""Rule for images of a repository, which cost $0.10 per GB and month."""
 _MAKE = [
     "lambda:CreateFunction",
     "lambda:UpdateFunctionCode",
@@ -158,7 +182,11 @@ def deployer_policy(place: Place) -> dict[str, object]:
     role = f"arn:aws:iam::{place.account}:role/{place.function}-function"
     passing = _allow("GiveItsRole", ["iam:PassRole"], role, {"StringEquals": {"iam:PassedToService": "lambda.amazonaws.com"}})
     removing = _allow("RemoveItsLog", ["logs:DeleteLogGroup"], f"{place.log_arn}:*")
-    statements = [_allow("MakeTheFunction", _MAKE, place.functions), passing, removing]
+    pushing = [
+        _allow("LogInToTheRegistry", ["ecr:GetAuthorizationToken"], "*"),  # this action knows no resources
+        _allow("PushTheImage", _PUSH, place.arn("ecr", f"repository/{place.function}")),
+    ]
+    statements = [_allow("MakeTheFunction", _MAKE, place.functions), passing, removing, *pushing]
     if place.managed is not None:
         provider = place.arn("lambda", f"capacity-provider:{place.managed.provider}")
         statements.append(_allow("UseTheInstances", ["lambda:PassCapacityProvider"], provider))
@@ -171,8 +199,14 @@ def trust() -> dict[str, object]:
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 
-def template(place: Place) -> dict[str, object]:
-    """A CloudFormation template of role, client's policy and log group; costs nothing by itself."""
+def template(place: Place, tags: Mapping[str, str] = {}) -> dict[str, object]:
+    """A CloudFormation template of role, client's policy, log group and the image's repository; costs nothing by itself.
+
+    Args:
+        place: of the functions.
+        tags: of everything that can have some.
+    """
+    tagged = {"Tags": [{"Key": name, "Value": value} for name, value in tags.items()]} if tags else {}
     inside = Place(
         function=place.function,
         region="${AWS::Region}",
@@ -193,6 +227,7 @@ def template(place: Place) -> dict[str, object]:
                     "RoleName": f"{place.function}-function",
                     "AssumeRolePolicyDocument": trust(),
                     "Policies": [{"PolicyName": "runs", "PolicyDocument": function_policy(inside, substituted=True)}],
+                    **tagged,
                 },
             },
             "ClientPolicy": {
@@ -203,16 +238,33 @@ def template(place: Place) -> dict[str, object]:
                 "Type": "AWS::Logs::LogGroup",
                 "DeletionPolicy": "Delete",
                 "UpdateReplacePolicy": "Delete",
-                "Properties": {"LogGroupName": f"/aws/lambda/{place.function}", "RetentionInDays": LOG_DAYS},
+                "Properties": {"LogGroupName": f"/aws/lambda/{place.function}", "RetentionInDays": LOG_DAYS, **tagged},
+            },
+            "Repository": {
+                "Type": "AWS::ECR::Repository",
+                "Properties": {
+                    "RepositoryName": place.function,
+                    "EmptyOnDelete": True,
+                    "LifecyclePolicy": {"LifecyclePolicyText": json.dumps(_KEEP)},
+                    "RepositoryPolicyText": _pulled_by_lambda(),
+                    **tagged,
+                },
             },
             **({} if place.managed is None else place.managed.resources(place.subnets, place.security_groups)),
         },
-        "Outputs": {"Role": {"Description": "For --role.", "Value": {"Fn::GetAtt": ["FunctionRole", "Arn"]}}},
+        "Outputs": {
+            "Role": {"Description": "For --role.", "Value": {"Fn::GetAtt": ["FunctionRole", "Arn"]}},
+            "Repository": {"Description": "For image/build.sh.", "Value": {"Fn::GetAtt": ["Repository", "RepositoryUri"]}},
+        },
     }
 
 
-def write(folder: Path, place: Place) -> list[Path]:
+def write(folder: Path, place: Place, tags: Mapping[str, str] = {}) -> list[Path]:
     """Writes all documents for review.
+
+    Args:
+        folder: made if it is not there.
+        place, tags: see `template`.
 
     Raises:
         JobError: the folder cannot be written.
@@ -222,7 +274,7 @@ def write(folder: Path, place: Place) -> list[Path]:
         "client-policy.json": client_policy(place),
         "deployer-policy.json": deployer_policy(place),
         "trust.json": trust(),
-        "template.json": template(place),
+        "template.json": template(place, tags),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -231,6 +283,12 @@ def write(folder: Path, place: Place) -> list[Path]:
     except OSError as e:
         raise JobError(f"cannot write to {folder}: {e.strerror}", remedy="give another folder with --out") from None
     return [folder / name for name in documents]
+
+
+def _pulled_by_lambda() -> dict[str, object]:
+    """Policy of the repository: Lambda reads the image."""
+    statement = {"Sid": "ReadTheImage", "Effect": "Allow", "Principal": {"Service": "lambda.amazonaws.com"}, "Action": list(_PULL)}
+    return {"Version": "2012-10-17", "Statement": [statement]}
 
 
 def _objects(place: Place) -> list[Statement]:

@@ -19,7 +19,6 @@ from ephemeron.functions.aws_microvm.deploy import image as images
 from ephemeron.functions.aws_microvm.preflight import check_channel
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client, refused
 from ephemeron.functions.direct_transports import ENDPOINT_VARIABLE
-from ephemeron.functions.source_bundle import digest
 
 
 class AwsMicrovmDeployer(Deployer[AwsMicrovmSettings]):
@@ -34,8 +33,9 @@ class AwsMicrovmDeployer(Deployer[AwsMicrovmSettings]):
         )
         for path in policy.write(wanted.out, place):
             tell(f"wrote {path}")
-        data = image.write_artifact(wanted.out / "image.zip")
+        data = image.write_artifact(wanted.out / "image.zip", wanted.environment)
         tell(f"wrote {wanted.out / 'image.zip'} ({len(data) / 2**20:.1f} MB)")
+        tell(f"functions have {wanted.environment}")
         if role is None:
             return tell(_next_steps(place, wanted, artifact))
         spec = images.ImageSpec(
@@ -46,7 +46,7 @@ class AwsMicrovmDeployer(Deployer[AwsMicrovmSettings]):
             variables={n: os.environ[n] for n in ("EPHEMERON_ENTRIES",) if n in os.environ}
             | ({} if wanted.store.startswith("s3:") else for_functions())
             | ({ENDPOINT_VARIABLE: "1"} if direct else {}),
-            digest=digest(),
+            digest=wanted.environment.release,
         )
         bucket = urlsplit(artifact)
         try:

@@ -23,6 +23,7 @@ from ephemeron.functions.async_invoke.sizes import SIZES, function_of, text_of
 from ephemeron.functions.aws_microvm.handler import PORT
 from ephemeron.functions.aws_microvm.preflight import DIGEST, EGRESS, MEMORY, NAME, ROLE
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, refused
+from ephemeron.functions.source_bundle import FunctionEnvironment
 
 BASELINES_MB = (512, 1024, 2048, 4096, 8192)
 BASE_IMAGE = "arn:aws:lambda:{region}:aws:microvm-image:al2023-1"
@@ -179,25 +180,24 @@ def _request(settings: AwsMicrovmSettings, wanted: ImageSpec) -> dict[str, objec
 # -- the code artifact --------------------------------------------------------------------------------------------
 
 
-PYTHON = "3.12"
 REQUIREMENTS = ("boto3>=1.44", "websockets>=15", *source_bundle.REQUIREMENTS)
 _STAMP = (1980, 1, 1, 0, 0, 0)
 
-DOCKERFILE = f"""\
+DOCKERFILE = """\
 # The image of a MicroVM (arm64): AWS's base, PyTorch for the CPU, and this release of ephemeron.
 FROM public.ecr.aws/lambda/microvms:al2023-minimal
-RUN dnf install -y python{PYTHON} python{PYTHON}-pip && dnf clean all
+RUN dnf install -y python{python} python{python}-pip && dnf clean all
 WORKDIR /app
 COPY requirements.txt .
-RUN python{PYTHON} -m pip install --no-cache-dir -r requirements.txt
+RUN python{python} -m pip install --no-cache-dir -r requirements.txt
 COPY ephemeron ephemeron
 ENV PYTHONPATH=/app PYTHONUNBUFFERED=1
-EXPOSE {PORT}
-CMD ["python{PYTHON}", "-m", "ephemeron.functions.aws_microvm.handler"]
+EXPOSE {port}
+CMD ["python{python}", "-m", "ephemeron.functions.aws_microvm.handler"]
 """
 
 
-def build_artifact() -> bytes:
+def build_artifact(environment: FunctionEnvironment = FunctionEnvironment()) -> bytes:  # noqa: B008 - frozen
     """The ZIP, the same bytes each time."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -208,20 +208,20 @@ def build_artifact() -> bytes:
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
 
-        add("Dockerfile", DOCKERFILE.encode(), 0o644)
-        add("requirements.txt", "\n".join([*REQUIREMENTS, *source_bundle.TRAINING, ""]).encode(), 0o644)
+        add("Dockerfile", DOCKERFILE.format(python=environment.version, port=PORT).encode(), 0o644)
+        add("requirements.txt", environment.requirements([*REQUIREMENTS, *source_bundle.TRAINING]).encode(), 0o644)
         for name, path in source_bundle.sources():
             add(f"ephemeron/{name}", path.read_bytes(), 0o755 if os.access(path, os.X_OK) else 0o644)
     return out.getvalue()
 
 
-def write_artifact(path: Path) -> bytes:
+def write_artifact(path: Path, environment: FunctionEnvironment) -> bytes:
     """Writes the ZIP, and returns it.
 
     Raises:
         JobError: it cannot be written.
     """
-    data = build_artifact()
+    data = build_artifact(environment)
     try:
         path.write_bytes(data)
     except OSError as e:

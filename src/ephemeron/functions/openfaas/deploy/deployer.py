@@ -19,7 +19,6 @@ from ephemeron.functions.openfaas.handler import SECRETS
 from ephemeron.functions.openfaas.platform import LIMITS
 from ephemeron.functions.openfaas.preflight import functions_of, gateway_of_one
 from ephemeron.functions.openfaas.settings import INSIDE, OpenFaasSettings, check_url
-from ephemeron.functions.source_bundle import digest
 
 _STORE_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
 """Variables that locate an S3 store. None of them is a secret."""
@@ -44,15 +43,16 @@ class OpenFaasDeployer(Deployer[OpenFaasSettings]):
             inside=inside.rstrip("/"),
             secrets=tuple(secrets),
             labels=wanted.labels,
-            digest=digest(),
+            digest=wanted.environment.release,
             variables=_given(_ENTRIES) | listening_variables(wanted.channel) | located,
         )
         specs = functions.specs_of(common, settings, wanted.sizes_mb)
-        for path in function.write_recipe(out, kit=options["contract_kit"]):
+        for path in function.write_recipe(out, wanted.environment, kit=options["contract_kit"]):
             tell(f"wrote {path}")
         values = out / "openfaas-values.yaml"
         values.write_text(functions.gateway_values(common))
         tell(f"wrote {values}")
+        tell(f"functions have {wanted.environment}")
         if image is None:
             return tell(f"""
 nothing was sent to {settings.gateway}. Read these files, then:

@@ -31,7 +31,7 @@ from ephemeron.functions.openfaas.gateway import FunctionSpec
 from ephemeron.functions.openfaas.platform import LIMITS
 from ephemeron.functions.openfaas.preflight import CODE, LIFETIME, MEMORY, REPLICAS, SIZES, VCPUS
 from ephemeron.functions.openfaas.settings import INSIDE, OpenFaasSettings
-from ephemeron.functions.source_bundle import REQUIREMENTS, TRAINING, sources
+from ephemeron.functions.source_bundle import ENVIRONMENT_FILE, REQUIREMENTS, TRAINING, FunctionEnvironment, sources
 
 LAST_WORD_S = 30.0
 """Time for an outcome to reach a slow store."""
@@ -168,13 +168,12 @@ def duration(seconds: float) -> str:
 # -- recipe of the image ------------------------------------------------------------------------------------------
 
 
-PYTHON = "3.12"
 WATCHDOG = "0.11.5"
 
 DOCKERFILE = f"""\
 # The function's image: of-watchdog, PyTorch for the CPU, and this release of ephemeron.
-FROM --platform=${{TARGETPLATFORM:-linux/amd64}} ghcr.io/openfaas/of-watchdog:{WATCHDOG} AS watchdog
-FROM --platform=${{TARGETPLATFORM:-linux/amd64}} docker.io/library/python:{PYTHON}-slim
+FROM --platform=${{{{TARGETPLATFORM:-linux/amd64}}}} ghcr.io/openfaas/of-watchdog:{WATCHDOG} AS watchdog
+FROM --platform=${{{{TARGETPLATFORM:-linux/amd64}}}} docker.io/library/python:{{python}}-slim
 
 COPY --from=watchdog /fwatchdog /usr/bin/fwatchdog
 RUN chmod +x /usr/bin/fwatchdog && useradd --create-home --uid 1000 app
@@ -210,7 +209,7 @@ echo "pushed $image; now: ephemeron cloud deploy openfaas --image $image"
 KIT = ("testing/__init__.py", "testing/platform_entries.py")
 
 
-def write_recipe(folder: Path, *, kit: bool = False) -> list[Path]:
+def write_recipe(folder: Path, environment: FunctionEnvironment = FunctionEnvironment(), *, kit: bool = False) -> list[Path]:  # noqa: B008 - frozen
     """Dockerfile, requirements, code and `build.sh`; what lay there before is replaced.
 
     Args:
@@ -220,9 +219,14 @@ def write_recipe(folder: Path, *, kit: bool = False) -> list[Path]:
     Raises:
         JobError: the folder cannot be written, or holds something else.
     """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "Dockerfile").exists():
+    others = {path.name for path in folder.iterdir()} - {ENVIRONMENT_FILE} if folder.is_dir() else set()
+    if others and not (folder / "Dockerfile").exists():
         raise JobError(f"folder {folder} holds something else", remedy="give an empty one with --out")
-    written = {"Dockerfile": DOCKERFILE, "requirements.txt": "\n".join([*REQUIREMENTS, *TRAINING, ""]), "build.sh": BUILD}
+    written = {
+        "Dockerfile": DOCKERFILE.format(python=environment.version),
+        "requirements.txt": environment.requirements([*REQUIREMENTS, *TRAINING]),
+        "build.sh": BUILD,
+    }
     try:
         shutil.rmtree(folder / "ephemeron", ignore_errors=True)
         root = Path(__file__).parents[3]
