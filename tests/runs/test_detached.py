@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -21,7 +22,7 @@ from ephemeron.cli.main import main
 from ephemeron.communication.channels import open_channel
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError, PlatformError, RunAlreadyDriven, UserError
-from ephemeron.events import Ended, Invoked, RunEnded, to_json
+from ephemeron.events import Ended, Invoked, Progress, RunEnded, to_json
 from ephemeron.executor.programs import Launch
 from ephemeron.functions.local import is_hosted
 from ephemeron.runs import detached, folder_copies, folders, run_platform, verbs
@@ -237,17 +238,166 @@ def test_regions_train_without_a_client(place: Path, job: Path) -> None:
     assert open_header(folder).kind == "regions"
 
 
+SLOWLY = """
+import time
+import torch
+
+class Slowly(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(0.04)
+        return x
+
+def build():
+    return torch.nn.Sequential(torch.nn.Flatten(), Slowly(), torch.nn.Linear(64, 10))
+"""
+SIMULATED = "[simulation]\ncold_start_s = 0.5\ncompute = { a = 0.9, b = 20.0, m = 300.0 }\n"
+"""Times of a step that do not depend on this machine: so the bill does not, either."""
+REGIONS = """
+[run.regions]
+exchange_every = 3
+[[run.regions.region]]
+name = "near"
+workers = 1
+[[run.regions.region]]
+name = "far"
+workers = 1
+"""
+
+
+@pytest.fixture
+def slow_job(job: Path) -> Path:
+    (job.parent / "model.py").write_text(SLOWLY)
+    job.write_text(job.read_text().replace("epochs = 2", "epochs = 4") + SIMULATED)
+    return job
+
+
+def kill_driver(folder: RunFolder) -> None:
+    """Kills the function that drives a run, with SIGKILL, when a rank has made some steps."""
+    until(lambda: steps(folder) >= 4 or read_summary(folder) is not None)
+    function = driver_function(folder.run_id)
+    assert function is not None, "the run was over before"
+    function.kill()
+
+
+def steps(folder: RunFolder) -> int:
+    return sum(isinstance(e, Progress) for e in events_of(folder)) if folder.events.exists() else 0
+
+
+def check_same(folder: RunFolder, other: RunFolder) -> None:
+    """Whether two simulated runs have ended alike, and each event is there once."""
+    of_both = [json.loads((each.path / "result.json").read_text()) for each in (folder, other)]
+    names = ("status", "weights_sha256", "cost_usd", "billed", "seconds", "iterations", "invocations", "traffic", "metrics")
+    one, two = ({name: result[name] for name in names} for result in of_both)
+    assert one == two
+    events = [[type(e).__name__ for e in events_of(each)] for each in (folder, other)]
+    assert events[0] == events[1]
+    assert events[0].count("RunStarted") == events[0].count("RunEnded") == 1
+    row = rows()[folder.run_id]
+    assert row["cost_usd"] == of_both[0]["cost_usd"]
+    assert row["driving_usd"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--platform", "simulated"), "takes place in virtual time, inside its command"),
-        (("--channel", "parameter_server"), "the parameter server is a process of the client"),
-    ],
+    ("shape", "is_watched"), [("", False), ("", True), (REGIONS, False)], ids=["one place", "one place, watched", "regions"]
 )
-def test_what_no_function_can_drive_is_refused_and_nothing_is_left(options: tuple[str, str], said: str, place: Path, job: Path) -> None:
-    ran = CliRunner().invoke(main, ["train", str(job), *options, "--detach"])
+def test_a_simulated_run_whose_driver_is_killed_begins_again_and_ends_as_one_with_a_client(
+    shape: str, is_watched: bool, place: Path, slow_job: Path
+) -> None:
+    slow_job.write_text(slow_job.read_text().replace("[simulation]", f"{shape}[simulation]"))
+    given(place, "train", "job.toml", "--platform", "simulated", "--json")
+    here = folders.find("last")
+    folder = detach(place, "train", "job.toml", "--platform", "simulated")
+    (place / "model.py").write_text("raise RuntimeError('edited meanwhile')")
+    attach = [sys.executable, "-P", "-m", "ephemeron.cli.main", "attach", folder.run_id, "--json"]
+    with contextlib.ExitStack() as stack:
+        if is_watched:  # by a client that may drive it until a function does
+            watching = stack.enter_context(subprocess.Popen(attach, cwd=place, stdout=subprocess.PIPE))
+        kill_driver(folder)
+        until(lambda: read_summary(folder) is not None)
+        if is_watched:
+            assert json.loads(watching.communicate()[0].splitlines()[-1])["status"] == "finished"
+    over(folder)
+    assert {e.reason for e in events_of(drivers(folder)) if isinstance(e, Invoked)} >= {"start", "replacement"}
+    check_same(folder, here)
+    assert not (folder.path / "simulation").exists()
+    assert (folder.path / "report.html").exists()
+    given(place, "report", folder.run_id)
+
+
+@pytest.mark.slow
+def test_a_simulated_run_is_stopped_and_begins_again(place: Path, slow_job: Path) -> None:
+    folder = detach(place, "train", "job.toml", "--platform", "simulated")
+    until(lambda: steps(folder) >= 4)
+    assert verbs.stop(folder.run_id) == folder.run_id
+    assert status_of(folder) == "stopped"
+    over(folder)
+    assert any(isinstance(e, RunEnded) and e.status == "stopped" for e in events_of(folder))
+    given(place, "resume", folder.run_id, "--detach")
+    assert verbs.attach(folder.run_id).summary.status == "finished"
+    over(folder)
+    names = [type(e).__name__ for e in events_of(folder)]
+    assert (names.count("RunStarted"), names.count("RunEnded")) == (1, 1)
+    assert len({(e.rank, e.iteration) for e in events_of(folder) if isinstance(e, Progress)}) == steps(folder)
+    with pytest.raises(UserError, match="has finished"):
+        verbs.resume(folder.run_id)
+
+
+@pytest.mark.slow
+def test_a_simulated_map_whose_driver_is_killed_begins_again(place: Path) -> None:
+    (place / "words.py").write_text(WORDS.replace("PLACE", str(place)))
+    (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(20)))
+    command = ("map", "words:slow", "--items", "items.jsonl", "--platform", "simulated", "--max-workers", "2")
+    given(place, *command, "--out", "here.jsonl")
+    here = folders.find("last")
+    (place / "ran.txt").unlink()
+    folder = detach(place, *command, "--out", "out.jsonl")
+    (place / "items.jsonl").unlink()
+    (place / "words.py").write_text("raise RuntimeError('edited meanwhile')")
+    until(lambda: (place / "ran.txt").exists() and len((place / "ran.txt").read_text().split()) >= 4)
+    function = driver_function(folder.run_id)
+    assert function is not None
+    function.kill()
+    result = verbs.attach(folder.run_id)
+    assert (result.summary.status, result.summary.tasks, result.summary.failed) == ("finished", 20, 0)
+    assert (place / "out.jsonl").read_text() == (place / "here.jsonl").read_text()
+    over(folder)
+    counted = [Counter(type(e).__name__ for e in events_of(each)) for each in (folder, here)]
+    assert counted[0] == counted[1], "what the process before has simulated is not counted"
+    assert result.summary.invocations == counted[1]["Invoked"]
+    assert rows()[folder.run_id]["driving_usd"] > 0
+
+
+@pytest.mark.slow
+def test_a_simulated_study_goes_on_with_the_trial_whose_driver_was_killed(place: Path, slow_job: Path) -> None:
+    text = slow_job.read_text().replace("memory_mb = 704", 'memory_mb = 704\nplatform = "simulated"')
+    slow_job.write_text(text.replace("[simulation]", "[simulation]\nwarm_start_s = 0.5"))  # what goes on has no warm functions
+    study = (
+        'job = "job.toml"\nname = "NAME"\nmetric = "accuracy"\nmode = "max"\nsampler = "grid"\npruner = "none"\npredict = false\n'
+        "concurrency = 2\n[space]\noptimizer.options.lr = [0.05, 0.1]\n"
+    )
+    (place / "here.toml").write_text(study.replace("NAME", "here"))
+    (place / "study.toml").write_text(study.replace("NAME", "rates"))
+    given(place, "tune", "here.toml")
+    here = folders.find("here")
+    folder = detach(place, "tune", "study.toml")
+    until(lambda: len(folder.trials) == 2 and steps(folder.trials[1][1]) >= 16)
+    function = driver_function(folder.run_id)
+    assert function is not None
+    function.kill()
+    assert verbs.attach(folder.run_id).summary.status == "finished"
+    over(folder)
+    names = ("status", "seconds", "cost_usd", "billed", "invocations", "best", "best_value", "trials")
+    one, two = ({name: json.loads((each.path / "result.json").read_text())[name] for name in names} for each in (folder, here))
+    assert one == two
+    trials = [row for row in rows().values() if row["parent"] == folder.run_id]
+    assert [row["status"] for row in trials] == ["finished", "finished"], "what was simulated of a trial before it began again is gone"
+
+
+def test_what_no_function_can_drive_is_refused_and_nothing_is_left(place: Path, job: Path) -> None:
+    ran = CliRunner().invoke(main, ["train", str(job), "--channel", "parameter_server", "--detach"])
     assert ran.exit_code == 2
-    assert said in " ".join(ran.output.split())
+    assert "the parameter server is a process of the client" in " ".join(ran.output.split())
     assert folders.all_runs() == []
 
 

@@ -30,10 +30,10 @@ from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
-from ephemeron.executor.programs import TaskNames, present_launch, shipped, taken_over
+from ephemeron.executor.programs import PROGRAM, TaskNames, present_launch, shipped, taken_over
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
-from ephemeron.executor.shipping import Shipment, Shipper, name_of
+from ephemeron.executor.shipping import Shipment, Shipper, find_code_of, name_of
 from ephemeron.executor.trees import grow
 from ephemeron.functions.shipped_code import digest_of
 from ephemeron.functions.shipped_tasks import ShippedGraph, code_keys, graph_key
@@ -160,8 +160,10 @@ class FunctionExecutor(concurrent.futures.Executor):
         )
         self._timeout_s, self._tries = timeout_s, retries + 1
         made = {} if known is None else shipped(self._folder)
-        selection = Selection(include=tuple(code_include), exclude=tuple(code_exclude))
-        self._shipper = Shipper(code_keys(self._run), [Path(folder) for folder in code], selection=selection, made=made)
+        selection, keys = Selection(include=tuple(code_include), exclude=tuple(code_exclude)), code_keys(self._run)
+        if made and platform == "simulated":
+            find_code_of(made.values(), keys, self._folder.path / PROGRAM)
+        self._shipper = Shipper(keys, [Path(folder) for folder in code], selection=selection, made=made)
         self._shared: Shared = WeakValueDictionary()
         """Contents of objects of tasks that wait to be published."""
         self._names = TaskNames(by_content=known is not None or launch is not None)

@@ -16,7 +16,7 @@ from ephemeron.errors import UserError
 from ephemeron.events import RunEnded, to_json
 from ephemeron.executor.places import PlaceOptions, address_of
 from ephemeron.executor.programs import Program, bring_outputs, given_again, last_words, program_of
-from ephemeron.functions.jsonl import Journal, follow
+from ephemeron.functions.jsonl import Journal, begin_again, follow
 from ephemeron.functions.local import is_hosted
 from ephemeron.prices import Prices
 from ephemeron.runs.client_run import ClientRuns, summarized
@@ -74,6 +74,8 @@ class TaskRuns(ClientRuns):
     def _go_on(self, folder: RunFolder, header: RunHeader, program: Program, following: Following) -> RunResult:
         """Gives the command of a run again, and shows its events."""
         (folder.path / RESULT_FILE).unlink(missing_ok=True)
+        if header.platform == "simulated" and folder.events.exists() and folder.events.stat().st_size:
+            begin_again(folder.events)  # its functions and its queue were in the memory of the process before
         with given_again(folder, program) as process:
             blocking.run(lambda interrupts: self._shown(folder, process, following, interrupts))
         if process.returncode == REFUSED and self.result(folder) is None:  # it would be refused again

@@ -334,8 +334,8 @@ class Session:
 
     @property
     def _is_taken_over(self) -> bool:
-        """Whether another process may have begun with the same tasks, or may go on with them."""
-        return self.header is not None and program_of(self.header) is not None
+        """Whether another process may have begun with the same tasks, or may go on with them. Simulated ones begin again."""
+        return self.options.platform != "simulated" and self.header is not None and program_of(self.header) is not None
 
     async def _recover(self, queue: TaskQueue, reader: ResultReader) -> None:
         """Learns what is in the queue from a process before this one."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ephemeron.config.code_bundle import Selection, bundle, state_of
+from ephemeron.config.code_bundle import Selection, bundle, state_of, unbundle
 from ephemeron.config.imported_sources import edited_since
 from ephemeron.config.module_folders import folder_of, folders_in, is_installed
-from ephemeron.config.user_code import resolve
+from ephemeron.config.user_code import put_in_front, resolve
 from ephemeron.errors import JobError
 from ephemeron.functions.shipped_code import CodeKeys, ShippedHeader, digest_of, dumps, encode_function, python_version
 
@@ -123,6 +123,19 @@ class _Bundled:
     """See `state_of`."""
     looked_at: float = 0.0
     quiet_s: float = 0.0
+
+
+def find_code_of(made: Iterable[Shipment], keys: CodeKeys, place: Path) -> None:
+    """Has this process find the modules of functions as they were sent: simulated functions are in it.
+
+    Args:
+        made: what was sent.
+        keys: of the code.
+        place: folder for the modules.
+    """
+    prefix = keys.bundle("")
+    bundles = {key.removeprefix(prefix): data for one in made for key, data in one.objects.items() if key.startswith(prefix)}
+    put_in_front([folder for digest, data in bundles.items() for folder in unbundle(bytes(data), place / f"code-{digest}")])
 
 
 def name_of(function: object) -> str:

@@ -57,14 +57,30 @@ class Journal:
             self.problem = f"{len(self._waiting)} events wait to be written: {e.strerror or e}"
 
 
-async def follow(path: Path, check: Callable[[], None] = lambda: None) -> AsyncIterator[Event]:
+class EventsReplaced(Exception):
+    """Another file has taken the place of the one that was followed: the run begins again."""
+
+
+def begin_again(path: Path) -> None:
+    """Replaces the file by an empty one, so that those who follow it notice. It is made when missing."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.touch(0o600)
+    new.replace(path)
+
+
+async def follow(path: Path, check: Callable[[], None] = lambda: None, *, once: bool = False) -> AsyncIterator[Event]:
     """Every event in the file, from its beginning, without end; the file may not be there yet.
 
     Args:
         path: the file.
         check: called before each look; what it raises is raised once nothing is left to read.
+        once: follow the file that is there first, and none that replaces it (`begin_again`).
+
+    Raises:
+        EventsReplaced: it was replaced, and `once` is set.
     """
-    offset = 0
+    offset, first = 0, _number(path)
     while True:
         raised: Exception | None = None
         try:
@@ -72,6 +88,10 @@ async def follow(path: Path, check: Callable[[], None] = lambda: None) -> AsyncI
         except Exception as e:  # noqa: BLE001 - raised below
             raised = e
         complete = complete_lines(path, offset)
+        if once and (number := _number(path)) != first:
+            if first:
+                raise EventsReplaced
+            first = number
         offset += len(complete)
         for event in events_in(complete):
             yield event
@@ -92,6 +112,14 @@ def complete_lines(path: Path, offset: int) -> bytes:
     except FileNotFoundError:
         return b""
     return data[: data.rfind(b"\n") + 1]
+
+
+def _number(path: Path) -> int:
+    """The file's inode, unlike that of the file which replaces it; 0: it is not there yet."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return 0
 
 
 def _torn(path: Path) -> bool:

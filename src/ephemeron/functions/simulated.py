@@ -124,7 +124,7 @@ class SimulatedPlatform(Platform):
             setup_s=world.direct_setup_s,
             fails=self._cannot_connect,
         )
-        self._log = log.open("a") if log is not None else None
+        self._log = log.open("a", buffering=1) if log is not None else None
         self._events: list[Event] = []
         self._new = asyncio.Event()
         self._running: dict[str, SimulatedInvocation] = {}

@@ -35,7 +35,7 @@ class RegionRuns(RunKind):
         return predict_groups(prepared_groups(request), on_progress)
 
     def launch_detached(self, request: LaunchRequest) -> str:
-        """Starts a run in its regions, which functions drive; returns its name."""
+        """Starts a run in its regions, which functions drive, or stores it if it is simulated; returns its name."""
         from ephemeron.regions.driver.driving import launch_groups
 
         return launch_groups(request)

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 FOLDER = "driver"
 """Of the driver functions, below that of the run: their events and logs, and on this machine their channel."""
 _MEMORY_MB, _LARGE_MB = 1024, 3072
-"""Of a driver function on this machine; the second where it trains, predicts or keeps a model itself."""
+"""Of a driver function on this machine; the second where it trains, predicts, simulates or keeps a model itself."""
 BEAT_S, CLOUD_BEAT_S = 1.0, 5.0
 LIFETIME_S = 86_400.0
 """Time limit of a driver function, at most: the longest of its platform, if that is shorter."""
@@ -84,10 +84,6 @@ def check_place(kind: str, platform: str, channel: str) -> None:
     """
     if kind in ("service", "profile"):
         raise JobError(f"a {kind} is a process of its command, and cannot be detached", remedy="leave --detach out")
-    if "simulated" in platform:
-        raise JobError(
-            "a simulated run takes place in virtual time, inside its command: it cannot be detached", remedy="leave --detach out"
-        )
     if platform in CLOUDS and kind in ("regions", "study", "sparse"):
         raise JobError(
             f"a run of kind {kind} is driven where its files are, and not on {platform}",
@@ -104,7 +100,9 @@ def session_of(folder: RunFolder) -> Path:
 
 def _memory_mb(header: RunHeader) -> int:
     """Memory of a driver function. One on a cloud is of the size of the run's."""
-    return header.memory_mb if header.platform in CLOUDS else _LARGE_MB if header.kind in ("study", "sparse") else _MEMORY_MB
+    if header.platform in CLOUDS:
+        return header.memory_mb
+    return _LARGE_MB if header.kind in ("study", "sparse") or header.platform == "simulated" else _MEMORY_MB
 
 
 @contextlib.asynccontextmanager

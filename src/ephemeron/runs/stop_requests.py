@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from ephemeron.errors import UserError
+from ephemeron.events import Event
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.lock import is_driven
 
 _FILE, _NOW = "stop", "now"
+_ASKED = "the run was asked to stop"
 
 
 class RunStop:
@@ -76,6 +78,25 @@ def stop_requested(folder: RunFolder) -> Literal["", "stop", "now"]:
         return "now" if (folder.path / _FILE).read_text() == _NOW else "stop"
     except FileNotFoundError:
         return ""
+
+
+def obeying(stop: RunStop, folder: RunFolder, on_event: Callable[[Event], None]) -> Callable[[Event], None]:
+    """A callback for the events of a run that stops it, too, where another process asks for that."""
+    done = ""
+
+    def obeyed(event: Event) -> None:
+        nonlocal done
+        on_event(event)
+        asked = stop_requested(folder)
+        if asked in ("", done):
+            return
+        done = asked
+        if asked == "now":
+            stop.kill(_ASKED)
+        else:
+            stop.request(_ASKED)
+
+    return obeyed
 
 
 def withdraw_stop(folder: RunFolder) -> None:

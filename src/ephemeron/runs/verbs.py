@@ -13,7 +13,7 @@ from typing import Any
 from ephemeron import blocking
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event, RunEnded
-from ephemeron.functions.jsonl import follow
+from ephemeron.functions.jsonl import EventsReplaced, follow
 from ephemeron.runs import detached, folders, run_platform
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader, open_header
@@ -41,13 +41,13 @@ def open_run(run_id: str, *, kinds: Collection[str] = ()) -> tuple[RunFolder, Ru
 
     Raises:
         RunNotFound: no such run.
-        UserError: it was simulated.
+        UserError: it was simulated by its client.
         JobError: its header is of another release, or its kind is not known.
     """
     folder = folders.find(run_id, kinds=kinds)
     header = open_header(folder)
     kind = find_kind(header.kind)
-    if header.platform == "simulated" and not kind.simulated_go_on:
+    if header.platform == "simulated" and not (kind.simulated_go_on or header.detached):
         raise UserError(f"run {folder.run_id} was simulated: its functions started and ended inside one command")
     return folder, header, kind
 
@@ -266,12 +266,19 @@ async def observe(folder: RunFolder, kind: RunKind, on_event: OnEvent) -> RunRes
         if ended is not None and loop.time() > ended_at + _END_S:
             raise UserError(f"run {folder.run_id} has ended, but its client writes no result; see: ephemeron runs")
 
-    try:
-        async for event in follow(folder.events, check):
-            on_event(event)
-            ended, ended_at = event if isinstance(event, RunEnded) else None, loop.time()
-    except _DriverGone:
-        _log.info("the client that drove run %s has ended", folder.run_id)
+    once, is_gone = OnceEach(on_event), False
+    while not is_gone:
+        show = once.again()
+        try:
+            async for event in follow(folder.events, check, once=True):
+                show(event)
+                ended, ended_at = event if isinstance(event, RunEnded) else None, loop.time()
+        except EventsReplaced:
+            ended = None
+            _log.warning("run %s begins again: what was shown of it is not shown again", folder.run_id)
+        except _DriverGone:
+            is_gone = True
+            _log.info("the client that drove run %s has ended", folder.run_id)
     result = kind.result(folder)
     if ended is None or result is None or result.summary.status != session_end(folder.events):
         return None

@@ -23,7 +23,7 @@ from ephemeron import blocking
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import Event
 from ephemeron.runs import detached, folders
-from ephemeron.runs.folders import KEY_FILE, RESULT_FILE, RUN_FILE, RunFolder, runs_folder
+from ephemeron.runs.folders import KEY_FILE, RESULT_FILE, RUN_FILE, RunFolder, last_t, runs_folder
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.labels import check_labels
 from ephemeron.runs.predictions import Prediction
@@ -382,6 +382,8 @@ class Study:
         _, c = prediction.any_of(self.file)
         simulated = c.platform == "simulated"
         header = self.folder.begin(self._header(known, labels))
+        if simulated and self.folder.run.events.exists():  # trials that had not ended begin again
+            known = dataclasses.replace(known, seconds=last_t(self.folder.run))
         log = kind.StudyLog(self.folder.run, header, known, on_event)
         for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
             if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -378,6 +379,8 @@ def _run(
 def _tiles_folder(pool: FunctionExecutor) -> Iterator[Path]:
     """Folder for tiles where there is no --channel: of this process, or of the run where another process goes on with it."""
     if pool.goes_on:
+        if pool.platform == "simulated":  # it begins again
+            shutil.rmtree(pool.folder / "tiles", ignore_errors=True)
         yield pool.folder / "tiles"
         return
     with tempfile.TemporaryDirectory(prefix="ephemeron-matrices-") as folder:

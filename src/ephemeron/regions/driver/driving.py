@@ -35,9 +35,9 @@ from ephemeron.runs.header import RunHeader, read_header, write_header
 from ephemeron.runs.kinds import Following
 from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.runs.status import may_be_running, session_end, status_of
-from ephemeron.runs.stop_requests import RunStop
-from ephemeron.training.driver import lifecycle, notebook, records, run_logging
-from ephemeron.training.driver.launching.launch import LaunchRequest, begun, new_run
+from ephemeron.runs.stop_requests import RunStop, obeying, request_stop, withdraw_stop
+from ephemeron.training.driver import lifecycle, notebook, records, run_logging, simulations
+from ephemeron.training.driver.launching.launch import LaunchRequest, PreparedRun, begun, new_run
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
 from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result, conclude
@@ -86,8 +86,6 @@ class _Launch:
 def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path | None) -> Result:
     """Trains a job on several groups of functions, and waits for the end of the run."""
     chosen = run_logging.chosen(request.job.loggers if request.loggers is None else request.loggers)
-    from ephemeron.communication.channels.parameter_server import MemoryParameterServer
-
     ready = prepared_groups(request)
     shown = notebook.on_event_in_notebook(ready.spec.prices) if on_event is None else on_event
     with blocking.terminable(), new_run(ready.run_id) as folder:
@@ -95,34 +93,74 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
         write_header(folder, _header(ready, folder))
         if ready.members[0].prepared.code is not None:
             store_program(folder, request.job, ready.members[0].prepared.code)
-        with run_logging.logged(folder, ready.spec, chosen, shown) as log, contextlib.ExitStack() as stack:
-            described = ready.described()
-            events = GroupEvents(folder, described, log.on_event, simulated=ready.simulated)
-            wall_time = time.time()
-            events.emit(_started(ready, wall_time))
-            replanner = GroupReplanner(ready.spec.configuration.regions.replan_every_s, events.emit)
-            launch = _Launch(
-                ready=ready,
-                folder=folder,
-                events=events,
-                stack=stack,
-                wall_time=wall_time,
-                replanner=replanner,
-                pool=SimulatedPool(),
-                shared=MemoryParameterServer(),
-            )
-            members = _launched(launch)
-            added = None if ready.simulated else AddedGroups(folder, ready, described)
-            least = ready.spec.configuration.regions.least_regions
-            if ready.simulated:
-                from ephemeron.functions import simulation
+        with run_logging.logged(folder, ready.spec, chosen, shown) as log:
+            return _trained(folder, ready, log, log.on_event, out)
 
-                outcomes = blocking.run(lambda interrupts: _drive(members, interrupts, replanner, least=least), runner=simulation.run)
-            else:
-                outcomes = blocking.run(
-                    lambda interrupts: _drive(members, interrupts, replanner, least=least, arriving=partial(_arriving, launch, added))
-                )
-            return _concluded(folder, launch.ready.spec, ready.store, members, outcomes, events, log, out)
+
+def simulate_again(folder: RunFolder, run: RunHeader, following: Following) -> Result:
+    """Simulates a run that functions drive from its beginning; the caller has its lock."""
+    parts = simulations.prepare_again(folder)
+    spec, chosen, stop = run_spec(run), run_logging.continued(folder, following.loggers), RunStop()
+    requests = [LaunchRequest(job=part.job, configuration=part.spec.configuration, labels=run.labels) for part in parts]
+    members = tuple(
+        PreparedRun(request=request, prepared=part, loggers=(), cloud=None, secrets={})
+        for request, part in zip(requests, parts, strict=True)
+    )
+    again = tuple(partial(_same, member) for member in members)
+    ready = PreparedGroups(run_id=folder.run_id, request=requests[0], members=members, spec=spec, store="", again=again)
+    with run_logging.logged(folder, spec, chosen, following.on_event) as log:
+        result = _trained(folder, ready, log, obeying(stop, folder, log.on_event), None, stop=stop)
+    if result.finished:
+        simulations.forget_simulation(folder)
+    return result
+
+
+def _same(member: PreparedRun) -> PreparedRun:
+    return member
+
+
+def _trained(
+    folder: RunFolder, ready: PreparedGroups, log: RunLogging, on_event: OnEvent, out: Path | None, *, stop: StopRequests | None = None
+) -> Result:
+    """Starts all groups, drives them to their ends, and writes their results.
+
+    Args:
+        folder, ready: of the run.
+        log: of the run.
+        on_event: called with its events.
+        out: see `train_groups`.
+        stop: stops a simulated run; None: signals of this process do.
+    """
+    from ephemeron.communication.channels.parameter_server import MemoryParameterServer
+
+    with contextlib.ExitStack() as stack:
+        described = ready.described()
+        events = GroupEvents(folder, described, on_event, simulated=ready.simulated)
+        wall_time = time.time()
+        events.emit(_started(ready, wall_time))
+        replanner = GroupReplanner(ready.spec.configuration.regions.replan_every_s, events.emit)
+        launch = _Launch(
+            ready=ready,
+            folder=folder,
+            events=events,
+            stack=stack,
+            wall_time=wall_time,
+            replanner=replanner,
+            pool=SimulatedPool(),
+            shared=MemoryParameterServer(),
+        )
+        members = _launched(launch)
+        added = None if ready.simulated else AddedGroups(folder, ready, described)
+        least = ready.spec.configuration.regions.least_regions
+        if ready.simulated:
+            from ephemeron.functions import simulation
+
+            outcomes = blocking.run(lambda interrupts: _drive(members, stop or interrupts, replanner, least=least), runner=simulation.run)
+        else:
+            outcomes = blocking.run(
+                lambda interrupts: _drive(members, interrupts, replanner, least=least, arriving=partial(_arriving, launch, added))
+            )
+        return _concluded(folder, launch.ready.spec, ready.store, members, outcomes, events, log, out)
 
 
 def launch_groups(request: LaunchRequest) -> str:
@@ -145,20 +183,27 @@ def launch_groups(request: LaunchRequest) -> str:
         write_header(folder, record)
         if ready.members[0].prepared.code is not None:
             store_program(folder, request.job, ready.members[0].prepared.code)
-        wall_time = time.time()
         with run_logging.logged(folder, ready.spec, chosen, lambda event: None) as log, contextlib.ExitStack() as stack:
-            GroupEvents(folder, ready.described(), log.on_event, simulated=False).emit(_started(ready, wall_time))
-            runs = [stack.enter_context(begun(member, lambda event: None, parent=folder)) for member in ready.members]
-
-            async def launch() -> None:
-                for member, run in zip(ready.members, runs, strict=True):
-                    session = detached.session_of(folder)
-                    spec = member.prepared.spec
-                    await lifecycle.launch(run.folder, run.record, spec, member.secrets, member.prepared, session=session, origin=wall_time)
-
-            blocking.run(lambda _: launch())
+            if ready.simulated:
+                simulations.store_simulation(folder, [member.prepared for member in ready.members])
+            else:
+                _started_alone(folder, ready, log, stack)
     blocking.run(lambda _: detached.hand_over(folder, record, {}))
     return folder.run_id
+
+
+def _started_alone(folder: RunFolder, ready: PreparedGroups, log: RunLogging, stack: contextlib.ExitStack) -> None:
+    """Starts the functions of all groups, which are driven later."""
+    wall_time, session = time.time(), detached.session_of(folder)
+    GroupEvents(folder, ready.described(), log.on_event, simulated=False).emit(_started(ready, wall_time))
+    runs = [stack.enter_context(begun(member, lambda event: None, parent=folder)) for member in ready.members]
+
+    async def launch() -> None:
+        for member, run in zip(ready.members, runs, strict=True):
+            spec = member.prepared.spec
+            await lifecycle.launch(run.folder, run.record, spec, member.secrets, member.prepared, session=session, origin=wall_time)
+
+    blocking.run(lambda _: launch())
 
 
 def _header(ready: PreparedGroups, folder: RunFolder) -> RunHeader:
@@ -173,6 +218,8 @@ def stop_groups(folder: RunFolder, *, now: bool) -> None:
     Raises:
         UserError: none is running.
     """
+    if (header := read_header(folder)) is not None and header.platform == "simulated":
+        return request_stop(folder, now=now)
     stopped = 0
     for member in members_of(folder):
         record = _record(member)
@@ -324,6 +371,10 @@ def follow_groups(folder: RunFolder, run: RunHeader, following: Following, *, at
     known = records.read_result(folder)
     if attach and known is not None and known.status == session_end(folder.events) and not _may_be_training(folder):
         return Result(known, folder, known.causes)
+    if run.platform == "simulated":
+        if not attach:
+            withdraw_stop(folder)
+        return simulate_again(folder, run, following)
     spec, chosen = run_spec(run), run_logging.continued(folder, following.loggers)
     keep_code = attach or following.keep_code
     with run_logging.logged(folder, spec, chosen, following.on_event) as log, contextlib.ExitStack() as stack:

@@ -22,7 +22,7 @@ from ephemeron.runs import detached
 from ephemeron.runs.header import RunHeader, open_header
 from ephemeron.runs.kinds import load_kind
 from ephemeron.runs.labels import check_labels
-from ephemeron.training.driver import lifecycle, notebook
+from ephemeron.training.driver import lifecycle, notebook, simulations
 from ephemeron.training.driver.launching.launch import LaunchRequest, begun, platform_limits, prepared_run
 from ephemeron.training.driver.launching.prepare import refuse_contradictions
 from ephemeron.training.driver.launching.programs import job_of
@@ -269,7 +269,9 @@ def launch(job: Job | Program, configuration: Configuration | None = None, *, pr
     with blocking.terminable(), begun(ready, lambda event: None) as run:
         detached.check(run.record)
         session = detached.session_of(run.folder)
-        if spec.sparse is None:  # else its driver starts it
+        if ready.simulated:
+            simulations.store_simulation(run.folder, [ready.prepared])
+        elif spec.sparse is None:  # else its driver starts it
             blocking.run(lambda _: lifecycle.launch(run.folder, run.record, spec, ready.secrets, ready.prepared, session=session))
         record = open_header(run.folder)
     blocking.run(lambda _: detached.hand_over(run.folder, record, ready.secrets))

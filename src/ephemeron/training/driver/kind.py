@@ -11,7 +11,9 @@ from ephemeron.runs import run_platform
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following, RunKind
-from ephemeron.training.driver import lifecycle, records, run_logging
+from ephemeron.runs.status import session_end
+from ephemeron.runs.stop_requests import request_stop, withdraw_stop
+from ephemeron.training.driver import lifecycle, records, run_logging, simulations
 from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result, conclude
 
@@ -24,10 +26,23 @@ class TrainingRuns(RunKind):
     """Runs of jobs."""
 
     def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> Result:
+        if header.platform == "simulated":
+            return self._attach_simulated(folder, header, following)
         return self._follow(folder, header, following, attach=True)
 
     def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> Result:
+        if header.platform == "simulated":
+            withdraw_stop(folder)
+            return simulations.simulate_again(folder, header, following)
         return self._follow(folder, header, following, attach=False)
+
+    def _attach_simulated(self, folder: RunFolder, header: RunHeader, following: Following) -> Result:
+        known = self.result(folder)
+        if known is None or known.summary.status != session_end(folder.events):
+            return simulations.simulate_again(folder, header, following)
+        for event in events_of(folder):
+            following.on_event(event)
+        return known
 
     def _follow(self, folder: RunFolder, header: RunHeader, following: Following, *, attach: bool) -> Result:
         spec, chosen = run_spec(header), run_logging.continued(folder, following.loggers)
@@ -47,6 +62,8 @@ class TrainingRuns(RunKind):
         return dry_runs.predict_run(prepared_run(request, run_id=dry_runs.RUN))
 
     def stop(self, folder: RunFolder, header: RunHeader, *, now: bool) -> None:
+        if header.platform == "simulated":
+            return request_stop(folder, now=now)
         blocking.run(lambda _: lifecycle.stop(folder, header, now=now))
 
     def result(self, folder: RunFolder) -> Result | None:

@@ -115,9 +115,12 @@ def open_run(run_id: str) -> tuple[RunFolder, RunHeader, RunSpec]:
     """A training run that can be attached to or resumed; see `runs.verbs.open_run`.
 
     Raises:
+        UserError: it is simulated.
         JobError: it is of another kind.
     """
     folder, header, _ = verbs.open_run(run_id, kinds=MODELS)
+    if header.platform == "simulated":
+        raise UserError(f"run {folder.run_id} is simulated: its functions are in the process that drives it")
     return folder, header, run_spec(header)
 
 
