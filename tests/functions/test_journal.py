@@ -10,7 +10,7 @@ import pytest
 
 from ephemeron.events import Ended, Event, Invoked, Note, to_json
 from ephemeron.functions import jsonl
-from ephemeron.functions.jsonl import Journal, follow, unfinished
+from ephemeron.functions.jsonl import EventsReplaced, Journal, begin_again, follow, unfinished
 
 
 def note(n: int) -> Note:
@@ -39,6 +39,25 @@ def test_lines_of_several_writers_are_followed_from_the_beginning(tmp_path: Path
         assert await reading == [note(n) for n in range(5)]
 
     asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_reader_notices_that_another_file_has_taken_the_place_of_the_one_that_it_follows(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    begin_again(path)
+
+    async def main() -> None:
+        for n in range(3):
+            Journal(path).append(to_json(note(n)))
+        events = follow(path, once=True)
+        assert [await anext(events) for _ in range(3)] == [note(n) for n in range(3)]
+        begin_again(path)
+        for n in range(10, 20):  # longer than the file before
+            Journal(path).append(to_json(note(n)))
+        with pytest.raises(EventsReplaced):
+            await anext(events)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert asyncio.run(asyncio.wait_for(take(path, 10), 30)) == [note(n) for n in range(10, 20)]
 
 
 def test_a_torn_line_is_skipped_and_closed_by_the_next_writer(tmp_path: Path) -> None:

@@ -22,19 +22,24 @@ from ephemeron.cli.main import main
 from ephemeron.communication.channels import open_channel
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError, PlatformError, RunAlreadyDriven, UserError
-from ephemeron.events import Ended, Invoked, Progress, RunEnded, to_json
+from ephemeron.events import Ended, Event, Invoked, Note, Progress, RunEnded, RunStarted, to_json
+from ephemeron.executor.kind import TasksSummary
 from ephemeron.executor.programs import Launch
+from ephemeron.functions.jsonl import begin_again
 from ephemeron.functions.local import is_hosted
 from ephemeron.runs import detached, folder_copies, folders, run_platform, verbs
+from ephemeron.runs.client_run import summarized
 from ephemeron.runs.driver_function import DriverRecords, prefix_of
 from ephemeron.runs.folder_copies import FolderCopy
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader, open_header, write_header
-from ephemeron.runs.lock import is_driven
+from ephemeron.runs.kinds import find_kind
+from ephemeron.runs.lock import hold, is_driven
 from ephemeron.runs.status import status_of
-from ephemeron.runs.summary import read_summary
+from ephemeron.runs.summary import RunResult, read_summary, write_summary
 from ephemeron.testing.training_world import driver_function
-from running import until
+from ephemeron.training.driver.api import resize
+from running import until, until_async
 from sparse_data import prepared
 
 pytestmark = pytest.mark.cold_start  # driver functions give commands of this folder's environment
@@ -329,6 +334,8 @@ def test_a_simulated_run_whose_driver_is_killed_begins_again_and_ends_as_one_wit
 def test_a_simulated_run_is_stopped_and_begins_again(place: Path, slow_job: Path) -> None:
     folder = detach(place, "train", "job.toml", "--platform", "simulated")
     until(lambda: steps(folder) >= 4)
+    with pytest.raises(UserError, match="its functions are in the process that drives it"):
+        resize(folder.run_id, workers=3)
     assert verbs.stop(folder.run_id) == folder.run_id
     assert status_of(folder) == "stopped"
     over(folder)
@@ -341,6 +348,35 @@ def test_a_simulated_run_is_stopped_and_begins_again(place: Path, slow_job: Path
     assert len({(e.rank, e.iteration) for e in events_of(folder) if isinstance(e, Progress)}) == steps(folder)
     with pytest.raises(UserError, match="has finished"):
         verbs.resume(folder.run_id)
+
+
+def test_a_client_shows_each_event_once_of_a_run_that_begins_again(place: Path) -> None:
+    folder = folders.create("sim-1")
+    kind = find_kind("tasks")
+    begun = RunStarted(t=0.0, run_id="sim-1", job="", workers=1, aggregators=0, memory_mb=1, iterations=0, epochs=0, samples=0, platform="")
+    events = [begun, *(Note(t=float(n), text=str(n)) for n in range(5)), RunEnded(t=9.0, status="finished", causes=[])]
+    shown: list[Event] = []
+
+    def write(some: list[Event]) -> None:
+        with folder.events.open("a") as file:
+            file.writelines(to_json(each) + "\n" for each in some)
+
+    async def follow() -> RunResult | None:
+        following = asyncio.ensure_future(verbs.observe(folder, kind, shown.append))
+        await until_async(lambda: len(shown) == 4)
+        begin_again(folder.events)
+        write(events)
+        await until_async(lambda: len(shown) == len(events))
+        lock.close()
+        return await following
+
+    lock = hold(folder)
+    write(events[:4])
+    header = RunHeader(run_id="sim-1", kind="tasks", platform="simulated")
+    write_summary(folder, summarized(TasksSummary, folder, header, status="finished", tasks=1, failed=0, cancelled=0))
+    result = asyncio.run(asyncio.wait_for(follow(), 60))
+    assert result is not None
+    assert shown == events
 
 
 @pytest.mark.slow

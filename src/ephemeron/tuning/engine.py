@@ -19,7 +19,6 @@ from ephemeron.errors import EphemeronError, UserError
 from ephemeron.events import Event, RunStarted
 from ephemeron.runs import folders
 from ephemeron.runs.stop_requests import stop_requested
-from ephemeron.runs.summary import read_summary
 from ephemeron.training.driver import Session
 from ephemeron.training.driver.result import Result
 from ephemeron.training.job import Configuration, Job
@@ -270,10 +269,10 @@ class Engine:
             )
         if trial.ending:
             return self._tell(trial, "pruned", trial.ending)
-        if self._simulated and folder.path.exists() and read_summary(folder) is None:
-            shutil.rmtree(folder.path)  # its client was killed: the trial begins again, and nothing of it counts
+        if self._simulated and folder.path.exists():  # it has ended with its client, and begins again: nothing of it counts
+            shutil.rmtree(folder.path)
             trial.cost_usd = 0.0
-        if folder.path.exists():  # a simulated run has ended with its client, and begins anew
+        if folder.path.exists():
             trial.run, trial.cost_usd = f"{trial.run}-again", 0.0
             trial.store(RUN, trial.run)
         if not trial.started and self._held is None:
