@@ -380,7 +380,7 @@ def test_a_client_shows_each_event_once_of_a_run_that_begins_again(place: Path) 
 
 
 @pytest.mark.slow
-def test_a_simulated_map_whose_driver_is_killed_begins_again(place: Path) -> None:
+def test_a_simulated_map_begins_again_where_its_driver_is_killed_and_when_it_is_resumed(place: Path) -> None:
     (place / "words.py").write_text(WORDS.replace("PLACE", str(place)))
     (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(20)))
     command = ("map", "words:slow", "--items", "items.jsonl", "--platform", "simulated", "--max-workers", "2")
@@ -394,6 +394,12 @@ def test_a_simulated_map_whose_driver_is_killed_begins_again(place: Path) -> Non
     function = driver_function(folder.run_id)
     assert function is not None
     function.kill()
+    before = len((place / "ran.txt").read_text().split())
+    until(lambda: len((place / "ran.txt").read_text().split()) >= before + 4)
+    assert verbs.stop(folder.run_id) == folder.run_id
+    assert status_of(folder) == "stopped"
+    over(folder)
+    given(place, "resume", folder.run_id, "--detach")
     result = verbs.attach(folder.run_id)
     assert (result.summary.status, result.summary.tasks, result.summary.failed) == ("finished", 20, 0)
     assert (place / "out.jsonl").read_text() == (place / "here.jsonl").read_text()

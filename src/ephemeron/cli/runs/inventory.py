@@ -133,7 +133,7 @@ def _runs() -> Iterator[Item]:
 def _owner(folder: RunFolder) -> str:
     """What keeps a run going: a service, a simulation or a study is its process."""
     header = read_header(folder)
-    of_process = header is not None and (header.kind in ("service", "study") or header.platform == "simulated")
+    of_process = header is not None and (header.kind in ("service", "study") or (header.platform == "simulated" and not header.detached))
     return "its process" if of_process else "its functions"
 
 
