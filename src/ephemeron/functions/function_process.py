@@ -52,7 +52,8 @@ _INIT_S = 300.0
 _DRAIN_S = 2.0
 _WATCH_S = 0.2
 _WATCH_CLOSELY_S = 0.03
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Environment variables that limit the threads of a function process."""
 
 _log = logging.getLogger(__name__)
 
@@ -364,7 +365,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 def with_threads(env: Mapping[str, str], vcpus: float) -> dict[str, str]:
     """Environment variables of a function process: it has as many threads as whole cores, at least one."""
-    return {**env, **dict.fromkeys(_THREADS, str(max(1, int(vcpus))))}
+    return {**env, **dict.fromkeys(THREADS, str(max(1, int(vcpus))))}
 
 
 class WarmPool:

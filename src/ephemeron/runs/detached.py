@@ -25,6 +25,7 @@ from ephemeron.communication.channels.credentials import environment
 from ephemeron.errors import ChannelEmptied, EphemeronError, JobError, PlatformError, RunAlreadyDriven, UserError
 from ephemeron.events import Event
 from ephemeron.functions.base import Call, Platform
+from ephemeron.functions.function_process import THREADS
 from ephemeron.functions.jsonl import complete_lines, events_in, unfinished
 from ephemeron.functions.local import SESSION_VARIABLE, LocalPlatform, is_hosted
 from ephemeron.functions.registry import CLOUDS
@@ -146,7 +147,7 @@ async def hand_over(folder: RunFolder, header: RunHeader, variables: Mapping[str
         run=header.run_id,
         home=str(runs_folder().parent.resolve()) if is_local else "",
         folder=os.getcwd() if is_local else "",
-        variables={"HOME": str(Path.home())} if is_local else {},
+        variables=_variables(header) if is_local else {},
         beat_s=beat_s,
         silent_s=_SILENT * beat_s,
         start_s=4 * _SILENT * beat_s,
@@ -175,6 +176,14 @@ async def hand_over(folder: RunFolder, header: RunHeader, variables: Mapping[str
                 await records.create(f"claim/{slot}.0")
             started = [await platform.invoke(driver_call(call, slot, request)) for slot in range(SLOTS)]
             await _until_driven(folder, header, records, asyncio.ensure_future(started[0].wait()))
+
+
+def _variables(header: RunHeader) -> dict[str, str]:
+    """Of the process that drives on this machine."""
+    found = {"HOME": str(Path.home())}
+    if header.platform == "simulated":  # it computes, and rounds as this process would with its number of threads
+        found |= {name: os.environ.get(name, "") for name in THREADS}
+    return found
 
 
 async def _until_driven(folder: RunFolder, header: RunHeader, records: DriverRecords, first: asyncio.Future[Any]) -> None:

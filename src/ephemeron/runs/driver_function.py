@@ -204,7 +204,7 @@ class DriverRequest:
     folder: str = ""
     """Of the process that drives; "": a folder of its own."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for it."""
+    """Environment variables for it; "": without this one."""
     beat_s: Positive = 1.0
     """Between two signs of life."""
     silent_s: Positive = 6.0
@@ -350,12 +350,13 @@ class ProcessDrive(Drive):
         r = self._request
         Path(self._home).mkdir(parents=True, exist_ok=True)
         copied_from = "" if r.home else self._call.channel
+        env = {**os.environ, **r.variables, "EPHEMERON_HOME": self._home, KEY_VARIABLE: self._call.key}
         request = {"verb": verb, "run": r.run, "launch": self._call.run, "term": self._term, "channel": copied_from}
         request["requests"] = str(self._scratch)
         with self._output.open("ab") as output:
             return await asyncio.create_subprocess_exec(
                 *own_processes.command("driver", json.dumps(request)),
-                env={**os.environ, **r.variables, "EPHEMERON_HOME": self._home, KEY_VARIABLE: self._call.key},
+                env={name: value for name, value in env.items() if value or name not in r.variables},
                 cwd=r.folder or None,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
