@@ -24,8 +24,8 @@ from benchmarks.common import environment, write
 from benchmarks.linalg_scale_control import analysis, scheduler
 from benchmarks.linalg_scale_model import Outcome, Simulated, World, curve
 from benchmarks.linalg_scale_picture import parallelism
+from benchmarks.provisioner import ScalingLimits
 from ephemeron.events import Traffic
-from ephemeron.functions.tasks.scaling import ScalingLimits
 from ephemeron.linalg.algorithms import equations, products, spectral
 from ephemeron.linalg.algorithms import qr as qr_programs
 from ephemeron.linalg.algorithms.qr import flat_qr

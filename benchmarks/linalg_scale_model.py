@@ -1,7 +1,7 @@
 """Discrete-event simulation of a LAmbdaPACK program on functions, for `benchmarks.linalg_scale`.
 
 Real: the tasks, what follows from each (the unrolled graph, which tests hold equal to the analysis that functions ask), their order, the
-flops of kernels, and the policy that starts functions (`functions.tasks.scaling.decide`). Modelled: a function reads one tile after the other, computes one task at a
+flops of kernels, and the policy that starts functions (`benchmarks.provisioner.decide`). Modelled: a function reads one tile after the other, computes one task at a
 time and writes likewise, all three at once for different tasks (pipelining); rates and latencies are constants; requests of the queue
 take a latency each; a function keeps the tiles that it has touched last, ends after `idle_s` without a task, and takes no task that would
 outlast its lifetime. With followers (a queue in a cache), a function that has computed a task and has no other one to compute begins with the first
@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.provisioner import ScalingLimits, ScalingState, decide
 from ephemeron.functions.tasks.model import QueueDepth
-from ephemeron.functions.tasks.scaling import ScalingLimits, ScalingState, decide
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph
 from ephemeron.linalg.language.expressions import evaluate
 from ephemeron.linalg.language.kernel import Kernel, load_kernel

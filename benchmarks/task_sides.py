@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.common import ROOT
+from benchmarks.provisioner import executor_call
 from benchmarks.servers import started_valkey
 from benchmarks.task_functions import pause, pause_of
 from ephemeron.communication.channels import open_channel
@@ -23,7 +24,6 @@ from ephemeron.functions.local import LocalPlatform, default_memory_mb
 from ephemeron.functions.tasks import TaskQueue, TaskSpec
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import open_queue
-from ephemeron.functions.tasks.provisioner import executor_call
 
 PER_BATCH_S = 0.5
 """Seconds of work in a batch."""

@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from benchmarks.common import condensed, environment, write
+from benchmarks.provisioner import Provisioner, ScalingLimits, executor_call
 from benchmarks.task_sides import Side, sides
 from ephemeron.events import Ended, Traffic
 from ephemeron.functions import Call, Limits, SimulatedPlatform, Simulation
@@ -29,8 +30,6 @@ from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import TaskSpec
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import open_queue
-from ephemeron.functions.tasks.provisioner import Provisioner, executor_call
-from ephemeron.functions.tasks.scaling import ScalingLimits
 from ephemeron.functions.world import ComputeModel
 
 PAUSE_S = 0.01

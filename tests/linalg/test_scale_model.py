@@ -9,8 +9,8 @@ from benchmarks.linalg_scale import simulate
 from benchmarks.linalg_scale_control import queries_of
 from benchmarks.linalg_scale_model import Simulated, World, curve
 from benchmarks.linalg_scale_picture import parallelism
+from benchmarks.provisioner import ScalingLimits
 
-from ephemeron.functions.tasks.scaling import ScalingLimits
 from ephemeron.linalg.algorithms.equations import cholesky
 from ephemeron.linalg.analysis.unrolled import UnrolledGraph
 

@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="no PyTorch; pip install 'ephemeron[torch]'")
 
 from models import MODELS, Branching, Siamese, UNet  # noqa: E402
+from onnx_route import export_onnx, onnx_graph  # noqa: E402
 
 from ephemeron.errors import JobError, MissingExtra  # noqa: E402
-from ephemeron.partition.baselines.onnx_route import export_onnx, onnx_graph  # noqa: E402
 
 
 def test_an_absent_exporter_is_named(monkeypatch, tmp_path):

@@ -7,7 +7,6 @@ prices a run everywhere, so that the dashboard and the bill cannot differ.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -45,8 +44,6 @@ from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader, read_header
 from ephemeron.training.report.invocations import InvocationRow
-
-_log = logging.getLogger(__name__)
 
 _PROGRESS = b'{"kind":"progress",'
 _COST_POINTS = 1024

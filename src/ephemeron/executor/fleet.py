@@ -14,8 +14,8 @@ from ephemeron.errors import EphemeronError, PlatformError
 from ephemeron.executor.places import Place, PlaceOptions
 from ephemeron.functions.base import Call, Outcome
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
+from ephemeron.functions.tasks.model import number_of
 from ephemeron.functions.tasks.open_queue import Adapter
-from ephemeron.functions.tasks.scaling import number_of
 from ephemeron.runs.function_set import Fail, FunctionSet, How, end_of
 
 _log = logging.getLogger(__name__)

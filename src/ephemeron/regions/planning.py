@@ -28,7 +28,7 @@ from ephemeron.regions.scheduling.optimizer import (
     load_power,
     match_straggler,
 )
-from ephemeron.regions.scheduling.replanning import MeasuredIterations, fitted, replanned
+from ephemeron.regions.scheduling.replanning import MeasuredIterations, fitted
 from ephemeron.training.job import RegionPlanMethod
 
 DEFAULT_METHOD: RegionPlanMethod = "match"
@@ -192,25 +192,6 @@ def _with_use(region: Region, use: PlannedRegion) -> Region:
             remedy="leave one size in its devices, or give workers and memory_mb",
         )
     return dataclasses.replace(region, workers=sum(n for _, n in used), memory_mb=used[0][0])
-
-
-def replan_regions(
-    regions: Regions, request: PlanRequest, plan: RegionPlan, *, promised_s: float | None
-) -> tuple[RegionPlan, tuple[str, ...]]:
-    """The plan to go on with, and the regions whose functions change.
-
-    Args:
-        regions: of the run.
-        request: with what is measured now.
-        plan: the regions' functions now.
-        promised_s: time of a pass to keep; None: what a pass takes now.
-
-    Raises:
-        JobError, PlanInfeasible: as `plan_regions`.
-    """
-    now = {region.name: region.functions for region in plan.regions}
-    decision = replanned(region_offers(regions, request), now, promised_s=promised_s)
-    return _described(regions, request, decision.allocation), decision.changed
 
 
 def _described(regions: Regions, request: PlanRequest, found: Allocation) -> RegionPlan:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import shutil
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-_log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
 """Interval at which requests to end trials are looked for, and `study.json` is renewed."""

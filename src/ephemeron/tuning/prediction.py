@@ -8,7 +8,6 @@ protocols and divided models are not predicted.
 from __future__ import annotations
 
 import json
-import logging
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +26,6 @@ from ephemeron.tuning.results import parameters_text
 from ephemeron.tuning.space import Parameter, Value, Values, grid_size
 from ephemeron.tuning.study_file import StudyFile
 from ephemeron.units import duration
-
-_log = logging.getLogger(__name__)
 
 SAMPLES = 200
 """Combinations of which a space is estimated, where it has more."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import os
 import secrets
 import time
@@ -41,7 +40,6 @@ from ephemeron.tuning.trial import recorded
 if TYPE_CHECKING:
     import optuna
 
-_log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.3
 """Interval at which a client that watches reads the status."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from benchmarks.provisioner import Provisioner, ScalingLimits, ScalingState, decide, executor_call, refused
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import InvocationRefused, JobError
@@ -19,8 +20,6 @@ from ephemeron.functions.simulation import virtual_time
 from ephemeron.functions.tasks import QueueDepth, TaskSpec
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import open_queue
-from ephemeron.functions.tasks.provisioner import Provisioner, executor_call
-from ephemeron.functions.tasks.scaling import ScalingLimits, ScalingState, decide, platform_scaling, refused
 from ephemeron.functions.world import ComputeModel
 
 LIMITS = ScalingLimits(most=100, hold_s=60, burst=40, starts_per_s=10, start_s=30)
@@ -105,11 +104,6 @@ def test_no_history_exceeds_the_limits(seed: int) -> None:
 def test_limits_that_contradict_are_refused() -> None:
     with pytest.raises(JobError, match="range"):
         ScalingLimits(most=2, least=3)
-
-
-def test_a_platform_keeps_a_place_for_the_provisioner() -> None:
-    limits = platform_scaling("aws", Limits(concurrency=10), most=500)
-    assert (limits.most, limits.burst) == (9, 1000)
 
 
 def provisioned(

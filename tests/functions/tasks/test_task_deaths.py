@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.provisioner import Provisioner, ScalingLimits, executor_call
 
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.base import Channel
@@ -22,8 +23,6 @@ from ephemeron.functions.local import LocalPlatform
 from ephemeron.functions.tasks import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.open_queue import open_queue
-from ephemeron.functions.tasks.provisioner import Provisioner, executor_call
-from ephemeron.functions.tasks.scaling import ScalingLimits
 
 HERE = Path(__file__).parent
 ENV = {"EPHEMERON_PRELOAD": "ephemeron.functions.tasks.executor_entry", "PYTHONPATH": str(HERE)}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import pytest
+from benchmarks.provisioner import Provisioner, ScalingLimits, executor_call
 
 from ephemeron.communication.channels.base import Buffer, Channel, Wrapper
 from ephemeron.communication.channels.cache import CacheChannel
@@ -22,9 +23,7 @@ from ephemeron.functions.tasks.executor import TaskExecutor
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.executor_options import ExecutorOptions
 from ephemeron.functions.tasks.open_queue import queue_channel
-from ephemeron.functions.tasks.provisioner import Provisioner, executor_call
 from ephemeron.functions.tasks.resolver import ModuleResolver, ResolverContext
-from ephemeron.functions.tasks.scaling import ScalingLimits
 from ephemeron.functions.world import ComputeModel
 from random_schedules import seeds
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from benchmarks.provisioner import Provisioner, ScalingLimits
 
 from ephemeron.communication.channels import MemoryChannel
 from ephemeron.communication.channels.base import Buffer, Channel, Wrapper
@@ -23,9 +24,7 @@ from ephemeron.functions.tasks.executor_options import ExecutorOptions
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.object_places import ObjectPlaces
 from ephemeron.functions.tasks.open_queue import queue_channel
-from ephemeron.functions.tasks.provisioner import Provisioner
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
-from ephemeron.functions.tasks.scaling import ScalingLimits
 from ephemeron.linalg.algorithms.equations import cholesky, lu
 from ephemeron.linalg.algorithms.qr import qr
 from ephemeron.linalg.algorithms.spectral import hermitian_band, upper_band

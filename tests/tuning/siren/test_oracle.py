@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="the extra siren is not installed")
 
+from benchmarks.siren_oracle import replayed, schedule_errors
 from siren_worlds import CURVE, QUIET, WORKLOAD, spec
 from tests.tiny_job import CODE
 
@@ -18,7 +19,6 @@ from ephemeron.training.profiling.simulated import world_profile
 from ephemeron.training.task.learned_schedule import ActionBounds
 from ephemeron.tuning.siren.epoch_model import EpochModel
 from ephemeron.tuning.siren.fitting import measured_run
-from ephemeron.tuning.siren.oracle import replayed, schedule_errors
 
 JOB = Job(
     name="tiny",

@@ -133,3 +133,9 @@ class QueueDepth:
     def tasks(self) -> int:
         """Ready and leased ones."""
         return self.ready + self.leased
+
+
+def number_of(executor: str) -> int | None:
+    """Number in the name of an executor; None: it was not started by a provisioner."""
+    head = executor.partition("-")[0]
+    return int(head) if head.isdigit() else None

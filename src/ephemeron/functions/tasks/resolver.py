@@ -64,7 +64,6 @@ class ResolverContext:
 
 
 _TABLE = {"modules": "ephemeron.functions.tasks.resolver:ModuleResolver", "shipped": "ephemeron.functions.shipped_tasks:ShippedResolver"}
-RESOLVERS = tuple(_TABLE)
 
 
 def open_resolver(name: str, context: ResolverContext) -> Resolver:

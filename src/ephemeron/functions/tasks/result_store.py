@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from ephemeron.communication.channels.base import Buffer, Channel, joined
 from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.communication.durable_put import create_durable, create_durable_from
-from ephemeron.errors import ChannelEmptied, JobError
+from ephemeron.errors import JobError
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 
 INLINE_BYTES = 64 * 1024
@@ -85,17 +85,3 @@ def stored_result(task: TaskSpec, value: object, *, key: str, executor: str, com
         key = task.output or key
         return StoredResult(replace(result, ref=key, ref_is_json=is_json), key, data)
     return StoredResult(replace(result, value=value) if is_json else replace(result, data=data))
-
-
-async def load_result(result: TaskResult, channel: Channel) -> object:
-    """What the task returned.
-
-    Raises:
-        ChannelEmptied: its object is gone.
-    """
-    if not result.ref:
-        return result.value if result.data is None else result.data
-    data = await channel.fetch(result.ref)
-    if data is None:
-        raise ChannelEmptied(f"the store has lost the result of task {result.id}", key=result.ref)
-    return json.loads(bytes(data)) if result.ref_is_json else bytes(data)

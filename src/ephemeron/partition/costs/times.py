@@ -245,8 +245,6 @@ def _timing(seconds: Sequence[float]) -> OperatorTiming:
 FLOP_S, BYTES_S = 2e10, 5e9
 """Rates of one vCPU: about a third of the peak of AVX2, and its share of the memory bandwidth. Only their ratio to each other and to
 the network's bandwidth affects the cut of a model."""
-BACKWARD = 2.0
-"""Time of a backward pass, in forward passes."""
 
 
 def estimated_s(traced: Traced, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> dict[str, float]:

@@ -133,8 +133,6 @@ class Adam(Typed):
 
 Optimizer: TypeAlias = Sum | SGD | AdaGrad | FTRL | Adam
 _KINDS: dict[str, type[Any]] = {cls.kind: cls for cls in (Sum, SGD, AdaGrad, FTRL, Adam)}
-OPTIMIZERS = tuple(_KINDS)
-"""Their names."""
 
 
 def document(optimizer: Optimizer) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,7 +17,6 @@ from ephemeron.testing.microvm_service.images import Image, ImageVersion
 from ephemeron.testing.microvm_service.microvm import Microvm
 from ephemeron.testing.microvm_service.model import ServiceError, same
 
-_log = logging.getLogger(__name__)
 _GONE = (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError)
 _KEPT = 2_000
 """Terminated MicroVMs that are still known."""

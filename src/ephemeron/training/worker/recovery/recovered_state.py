@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
@@ -14,8 +13,6 @@ from ephemeron.training.worker.recovery.peer_recovery import GoBack, OwnCheckpoi
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.private_copies import PrivateCopies
 from ephemeron.training.worker.trainers.trainer import Trainer
-
-_log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 """Interval at which a rank that waits for its peers checks whether the run or its generation is over."""

@@ -1,4 +1,8 @@
-"""How many executors to start: out fast, in slowly, within the platform's concurrency and burst. Pure.
+"""A provisioner: starts as many executors as the depth of a queue demands, within the platform's concurrency and burst.
+
+The product starts executors from its client (`ephemeron.executor`), which knows the tasks; this one knows the queue alone. Tests of the
+queue and benchmarks of NumPyWren's scaling use it. It keeps no task and no result, so tasks outlive it: executors go on without it, and
+another one, started at any time, sees the same queue.
 
 NumPyWren (survey 2.4) keeps executors in proportion to the tasks in the queue, and lets them end when they find nothing. So does this
 policy: the target follows the demand up at once, and down by half every `hold_s`. No executor is ended: one that finds no task
@@ -10,15 +14,23 @@ Starts are limited by a token bucket: `burst` at once, `starts_per_s` after that
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from ephemeron.config.typed import Count, MoreThan, NonNegative, Positive, Typed, Within
-from ephemeron.errors import JobError
-from ephemeron.functions.base import Limits
-from ephemeron.functions.tasks.model import QueueDepth
+from ephemeron.config.typed import Count, MoreThan, NonNegative, Positive, Typed, Within, plain
+from ephemeron.errors import InvocationRefused, JobError
+from ephemeron.functions.base import Call
+from ephemeron.functions.tasks.executor_entry import ExecutorRequest
+from ephemeron.functions.tasks.model import QueueDepth, number_of
+from ephemeron.functions.tasks.queue import QueueDepths
+
+_log = logging.getLogger(__name__)
+
+_STARTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,31 +58,6 @@ class ScalingLimits(Typed):
         super(ScalingLimits, self).__post_init__()
         if self.least > self.most:
             raise JobError(f"least = {self.least} and most = {self.most} executors are not a range")
-
-
-BURSTS: Mapping[str, tuple[int, float]] = {
-    "aws": (1000, 100.0),
-    "local": (8, 4.0),
-    "openfaas": (20, 10.0),
-    "ray": (64, 32.0),
-    "lithops": (100, 50.0),
-}
-"""Starts at once, and per second after that. AWS Lambda: 1,000 environments per function every 10 s (its documentation). The others are our
-own caution: a start costs their machines CPU time."""
-
-
-def platform_scaling(platform: str, limits: Limits, **more: float) -> ScalingLimits:
-    """Limits of a platform.
-
-    Args:
-        platform: its name.
-        limits: its own; one of its places is left to the provisioner.
-        more: further fields of `ScalingLimits`; `most` is at most what the platform allows.
-    """
-    burst, per_s = BURSTS.get(platform, (1000, 100.0))
-    most = min(int(more.pop("most", limits.concurrency)), max(1, limits.concurrency - 1))
-    fields: dict[str, float] = {"burst": burst, "starts_per_s": per_s, **more}
-    return ScalingLimits(most=most, **fields)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +124,6 @@ def refused(state: ScalingState, numbers: tuple[int, ...]) -> ScalingState:
     return replace(state, starting=starting, tokens=0.0)
 
 
-def number_of(executor: str) -> int | None:
-    """Number in the name of an executor; None: it was not started by a provisioner."""
-    head = executor.partition("-")[0]
-    return int(head) if head.isdigit() else None
-
-
 def _target(limits: ScalingLimits, state: ScalingState, demand: int, now: float) -> tuple[int, float | None]:
     if demand >= state.target:
         return demand, None
@@ -150,3 +131,95 @@ def _target(limits: ScalingLimits, state: ScalingState, demand: int, now: float)
     if now - since < limits.hold_s:
         return state.target, since
     return max(demand, math.floor(state.target * limits.shrink)), now
+
+
+class Provisioner:
+    """Watches a queue.
+
+    Args:
+        queue: to watch.
+        start: starts the executor of a number; raises `InvocationRefused` if the platform has no place for it.
+        limits: of the platform and the user.
+        poll_s: seconds between two looks at the queue.
+        state: of the predecessor.
+    """
+
+    def __init__(
+        self,
+        queue: QueueDepths,
+        start: Callable[[int], Awaitable[None]],
+        limits: ScalingLimits,
+        *,
+        poll_s: float = 1.0,
+        state: ScalingState | None = None,
+    ) -> None:
+        self.state = state or ScalingState()
+        self.started = 0
+        self.refused = 0
+        self.depth = QueueDepth(ready=0, leased=0)
+        """Latest."""
+        self._queue, self._start, self._limits, self._poll_s = queue, start, limits, poll_s
+
+    async def run(self, *, until: float = float("inf"), clock: Callable[[], float] | None = None) -> bool:
+        """Starts executors until the queue is closed and empty. Returns whether it is.
+
+        Args:
+            until: loop time at which to stop.
+            clock: seconds for the state, the same for successors; None: the loop's.
+        """
+        loop = asyncio.get_running_loop()
+        clock = clock or loop.time
+        while True:
+            await self.step(clock())
+            if self.depth.closed and not self.depth.tasks:
+                return True
+            left_s = until - loop.time()
+            if left_s <= self._poll_s:
+                return False
+            await asyncio.sleep(self._poll_s)
+
+    async def step(self, now: float) -> None:
+        """One look and what follows from it."""
+        self.depth = await self._queue.depth()
+        decision = decide(self._limits, self.state, self.depth, now=now)
+        self.state = decision.state
+        failed: list[int] = []
+        for at in range(0, len(decision.start), _STARTS_AT_ONCE):
+            if failed:
+                failed += decision.start[at : at + _STARTS_AT_ONCE]
+                continue
+            numbers = decision.start[at : at + _STARTS_AT_ONCE]
+            ends = await asyncio.gather(*map(self._start, numbers), return_exceptions=True)
+            for number, end in zip(numbers, ends, strict=True):
+                if isinstance(end, InvocationRefused):
+                    _log.info("executor %d was refused: %s", number, end)
+                    failed.append(number)
+                elif isinstance(end, BaseException):
+                    raise end
+                else:
+                    self.started += 1
+        if failed:
+            self.refused += len(failed)
+            self.state = refused(self.state, tuple(failed))
+
+
+def executor_call(origin: Call, executor: ExecutorRequest, number: int, memory_mb: int, lifetime_s: float) -> Call:
+    """The call of an executor.
+
+    Args:
+        origin: a call of the same run, whose channel and key it gets.
+        executor: its request.
+        number: becomes its rank; 1 and more.
+        memory_mb, lifetime_s: its quotas.
+    """
+    return replace(
+        origin,
+        rank=number,
+        attempt=0,
+        memory_mb=memory_mb,
+        lifetime_s=lifetime_s,
+        entry="task-executor",
+        reason="start",
+        duplicate=False,
+        request=plain(executor),
+    )
