@@ -14,14 +14,14 @@ through a channel that has verified it.
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ephemeron.errors import ChannelEmptied, JobError
 from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, Shipped, dumps
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
-from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction
+from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction, TaskOrder
 from ephemeron.user_code import unpickled
 
 
@@ -30,7 +30,7 @@ def code_keys(run: str) -> CodeKeys:
     return CodeKeys(f"{run}.code")
 
 
-class ShippedGraph(ABC):
+class ShippedGraph(TaskOrder):
     """Tasks of which each knows those that follow it: a graph that is never written down whole."""
 
     @abstractmethod
@@ -40,22 +40,6 @@ class ShippedGraph(ABC):
     @abstractmethod
     def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
         """See `Resolver.edges`."""
-
-    def readers(self, task: TaskSpec) -> Mapping[str, int]:
-        """See `Resolver.readers`."""
-        return {}
-
-    def is_stored(self, task: TaskSpec) -> bool:
-        """See `Resolver.is_stored`."""
-        return False
-
-    async def look_again(self, task: TaskSpec) -> bool:
-        """See `Resolver.look_again`."""
-        return False
-
-    async def unread(self, task: TaskSpec) -> Sequence[str]:
-        """See `Resolver.unread`."""
-        return ()
 
 
 Load: TypeAlias = Callable[[str], Awaitable[Shipped]]

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Literal
 
+from ephemeron.communication.direct.tls_socket import until_first_ends
+
 Trouble = Literal["503", "429", "500", "reset", "lost-answer", "truncate", "delay"]
 """An answer of the proxy's own; reset before the store has heard of it, or after it has served it; half of the answer;
 a short while later."""
@@ -194,13 +196,7 @@ class FaultyProxy:
                 writer.write(data)
                 await writer.drain()
 
-        both = [asyncio.ensure_future(up()), asyncio.ensure_future(down())]
-        try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in both:
-                task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+        await until_first_ends(up(), down())
 
 
 async def _message(reader: asyncio.StreamReader, *, bodiless: bool = False) -> tuple[bytes, bytes]:

@@ -19,7 +19,9 @@ import hmac
 import socket
 import ssl
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 from ephemeron.communication.channels.credentials import variable
 from ephemeron.communication.channels.tls import authority
@@ -86,6 +88,17 @@ async def over_tls(sock: socket.socket, context: ssl.SSLContext, *, server_hostn
     return pass_through(reader, asyncio.StreamWriter(transport, protocol, reader, loop))[0]
 
 
+async def until_first_ends(*works: Coroutine[Any, Any, None]) -> None:
+    """Runs both directions of a connection at once, and cancels the other when one has ended; errors of either are dropped."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def pass_through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[socket.socket, asyncio.Task[None]]:
     """A plain, non-blocking socket whose bytes go through a stream, each end's close closes the other; and the task that does it."""
     ours, theirs = socket.socketpair()
@@ -110,13 +123,9 @@ async def _pass(sock: socket.socket, reader: asyncio.StreamReader, writer: async
         while data := await reader.read(_CHUNK):
             await loop.sock_sendall(sock, data)
 
-    both = [loop.create_task(outward()), loop.create_task(inward())]
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await until_first_ends(outward(), inward())
     finally:
-        for task in both:
-            task.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
         sock.close()
         writer.close()
         with contextlib.suppress(OSError):

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ephemeron.communication.direct.connection import Connection, LinkFailed, SocketConnection
+from ephemeron.communication.direct.tls_socket import until_first_ends
 from ephemeron.communication.direct.transport import PROOF_TIMEOUT_S, Accepted, Transport, prove
 from ephemeron.errors import MissingExtra, ProtocolError, TokenRefused
 
@@ -144,12 +145,8 @@ class WebSocketTransport(Transport):
                     return  # a message of text is none of ours
                 await loop.sock_sendall(sock, data)
 
-        both = [loop.create_task(outward()), loop.create_task(inward())]
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            await until_first_ends(outward(), inward())
         finally:
-            for task in both:
-                task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
             sock.close()
             await remote.close()

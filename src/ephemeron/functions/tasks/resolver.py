@@ -20,12 +20,8 @@ from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 TaskFunction: TypeAlias = Callable[[TaskSpec, Sequence[memoryview]], object]
 
 
-class Resolver(ABC):
-    """Finds functions. An executor asks for each function once."""
-
-    @abstractmethod
-    async def resolve(self, function: str) -> TaskFunction:
-        """The code of `TaskSpec.function`. Whatever it raises is the failure of each task of this function."""
+class TaskOrder(ABC):
+    """What follows from a task: its edges, and which stored inputs and outputs it needs. None by default."""
 
     def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
         """Edges that are connected before the result of a task is recorded: of graphs that are computed where they run."""
@@ -46,6 +42,14 @@ class Resolver(ABC):
     async def unread(self, task: TaskSpec) -> Sequence[str]:
         """Keys of stored outputs of a task that no task will read any more."""
         return ()
+
+
+class Resolver(TaskOrder):
+    """Finds functions. An executor asks for each function once."""
+
+    @abstractmethod
+    async def resolve(self, function: str) -> TaskFunction:
+        """The code of `TaskSpec.function`. Whatever it raises is the failure of each task of this function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

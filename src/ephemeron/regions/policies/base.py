@@ -139,10 +139,9 @@ class AccumulatedGradients(RegionPolicy):
 # -- model averaging among regions (Cloudless-Training ------------------------------------------------------------
 
 
-class SynchronousAverage(RegionPolicy):
-    """SMA(f): all regions go on with the mean of their parameters, weighted by samples."""
+class _Average(RegionPolicy):
+    """A region sends its parameters, and keeps nothing else between rounds."""
 
-    synchronous: ClassVar[bool] = True
     averages: ClassVar[bool] = True
 
     def begin(self, parameters: np.ndarray) -> None:
@@ -150,22 +149,21 @@ class SynchronousAverage(RegionPolicy):
 
     def contribution(self, part: slice, own: np.ndarray) -> np.ndarray:
         return own[part].copy()
+
+
+class SynchronousAverage(_Average):
+    """SMA(f): all regions go on with the mean of their parameters, weighted by samples."""
+
+    synchronous: ClassVar[bool] = True
 
     def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0) -> np.ndarray:
         return weighted_mean(contributions).astype(own.dtype) if contributions else own[part]
 
 
-class AsynchronousAverage(RegionPolicy):
+class AsynchronousAverage(_Average):
     """AMA(f): a region goes on with the mean of its own parameters and those that have arrived, each with the same weight."""
 
     synchronous: ClassVar[bool] = False
-    averages: ClassVar[bool] = True
-
-    def begin(self, parameters: np.ndarray) -> None:
-        return
-
-    def contribution(self, part: slice, own: np.ndarray) -> np.ndarray:
-        return own[part].copy()
 
     def merge(self, part: slice, own: np.ndarray, contributions: Sequence[Contribution], *, last: bool, late: float = 0.0) -> np.ndarray:
         if not contributions:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 
+from ephemeron.communication.direct.tls_socket import until_first_ends
 from ephemeron.communication.rpc.http import HttpRequest
 
 _CHUNK = 1 << 18
@@ -34,13 +35,9 @@ async def forward(
     target = f"{path}?{request.query}" if request.query else path
     lines = [f"{request.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     onward.write("\r\n".join(lines).encode("latin-1") + request.body)
-    both = [asyncio.create_task(_pass(reader, onward)), asyncio.create_task(_pass(there, writer))]
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await until_first_ends(_pass(reader, onward), _pass(there, writer))
     finally:
-        for task in both:
-            task.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
         onward.close()
         with contextlib.suppress(OSError):
             await onward.wait_closed()

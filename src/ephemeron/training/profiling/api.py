@@ -158,25 +158,7 @@ async def _measure(prober: Prober, prepared: Prepared, channel: str, known: stor
     second = await _second_cpu(prober, cells, high, end)
     peaks = [*first, *cells, *kept_out]
     memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
-    spec, folded = prepared.spec, raw.fold
-    assert folded is not None  # the first look asks for it
-    per_mb = statistics.median([*folded.pack_s, *folded.unpack_add_s]) / max(folded.mb, 1e-9)
-    workload = Workload(
-        name=spec.name,
-        model_mb=raw.model_bytes / MB,
-        a=fitted.a,
-        b=fitted.b,
-        m=fitted.m,
-        memory_slope_mb=memory.slope_mb,
-        memory_base_mb=max(memory.base_mb, raw.load_peak_mb),
-        dataset_mb=live.data_mb(prepared),
-        samples=spec.samples,
-        test_samples=prepared.test_samples,
-        state_mb=raw.state_bytes / MB,
-        vcpus=2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0,
-        fold_s_per_mb=per_mb,
-        apply_s=statistics.median([p.apply_s for p in raw.steps]),
-    )
+    workload = live.workload_of(prepared, raw, fitted, memory, 2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0)
     workload, platform, calibrated = await _calibrate(prober, prepared, workload, known.platform, over)
     if not known.reused:
         known = dataclasses.replace(known, platform=platform)

@@ -38,7 +38,7 @@ from ephemeron.runs.profiles import keep, profiling
 from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.job import Job
 from ephemeron.training.planner.model.fit import TimingSample, fit_memory
-from ephemeron.training.planner.model.profile import Profile, Workload
+from ephemeron.training.planner.model.profile import Profile
 from ephemeron.training.planner.model.provenance import CalibrationProvenance, MemoryProvenance, Provenance
 from ephemeron.training.profiling import live, probe_design
 from ephemeron.training.profiling.api import SPARE, WORTH_A_SECOND_CPU, TransferRows, assembled, first_look
@@ -46,7 +46,7 @@ from ephemeron.training.profiling.live import Prober
 from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.profiling.probe_bill import BudgetSpent, ProbeBill, ProbeCosts, vcpus_of
 from ephemeron.training.profiling.probe_design import Measurement, Range
-from ephemeron.training.worker.probe_messages import ParallelTransferRow, ProbeResult
+from ephemeron.training.worker.probe_messages import ParallelTransferRow
 from ephemeron.units import MB
 
 _log = logging.getLogger(__name__)
@@ -235,12 +235,14 @@ async def _measure(prober: Prober, prepared: Prepared, platform: str, costs: Pro
         source=f"measured on {platform} by its functions of {sizes_text(costs.sizes_mb)}, channel {prober.address}, "
         f"{time.strftime('%Y-%m-%d')}",
     )
+    peaks = [*first, *cells, *kept_out]
+    memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
     return Profile(
-        workload=_workload(prepared, raw, fitted, [*first, *cells, *kept_out], vcpus),
+        workload=live.workload_of(prepared, raw, fitted, memory, vcpus),
         platform=known.platform.of_sizes(limits.sizes_mb),
         fit=Provenance(
             steps=probe_design.step_provenance(fitted, usable, kept_out, over, confidence, stopped),
-            memory=MemoryProvenance(probes=len(first) + len(cells) + len(kept_out)),
+            memory=MemoryProvenance(probes=len(peaks)),
             calibration=CalibrationProvenance(note="no calibration runs on a cloud"),
             second_vcpu_speedup=speedup,
             too_small_quotas_mb=tuple(refused),
@@ -335,26 +337,3 @@ async def _narrowed(
         except OutOfMemory:
             return left, kept_out, "out of memory"
     return left, kept_out, "most probes"
-
-
-def _workload(prepared: Prepared, raw: ProbeResult, fitted: Any, peaks: Sequence[Measurement], vcpus: float) -> Workload:
-    spec, folded = prepared.spec, raw.fold
-    assert folded is not None  # the first look asks for it
-    memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
-    per_mb = statistics.median([*folded.pack_s, *folded.unpack_add_s]) / max(folded.mb, 1e-9)
-    return Workload(
-        name=spec.name,
-        model_mb=raw.model_bytes / MB,
-        a=fitted.a,
-        b=fitted.b,
-        m=fitted.m,
-        memory_slope_mb=memory.slope_mb,
-        memory_base_mb=max(memory.base_mb, raw.load_peak_mb),
-        dataset_mb=live.data_mb(prepared),
-        samples=spec.samples,
-        test_samples=prepared.test_samples,
-        state_mb=raw.state_bytes / MB,
-        vcpus=vcpus,
-        fold_s_per_mb=per_mb,
-        apply_s=statistics.median([p.apply_s for p in raw.steps]),
-    )

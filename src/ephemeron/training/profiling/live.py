@@ -32,7 +32,8 @@ from ephemeron.runs.client_run import ClientRun
 from ephemeron.runs.profiles import profiling
 from ephemeron.training.driver import parameter_server
 from ephemeron.training.driver.launching.prepare import Prepared
-from ephemeron.training.planner.model.fit import TimingSample
+from ephemeron.training.planner.model.fit import MemoryFit, StepFit, TimingSample
+from ephemeron.training.planner.model.profile import Workload
 from ephemeron.training.profiling.probe_bill import ProbeBill
 from ephemeron.training.profiling.probe_design import Measurement
 from ephemeron.training.worker.probe_messages import (
@@ -235,3 +236,26 @@ async def _clear(store: Channel, run: str) -> None:
 def data_mb(prepared: Prepared) -> float:
     """MB of what functions get of the training set: the samples, or with a flow their numbers."""
     return size_of(prepared.objects[Keys(prepared.spec.run_id).data(0)]) / MB
+
+
+def workload_of(prepared: Prepared, raw: ProbeResult, fitted: StepFit, memory: MemoryFit, vcpus: float) -> Workload:
+    """The workload of a profile, from the first look at the job and the fits of its probes."""
+    spec, folded = prepared.spec, raw.fold
+    assert folded is not None  # the first look asks for it
+    per_mb = statistics.median([*folded.pack_s, *folded.unpack_add_s]) / max(folded.mb, 1e-9)
+    return Workload(
+        name=spec.name,
+        model_mb=raw.model_bytes / MB,
+        a=fitted.a,
+        b=fitted.b,
+        m=fitted.m,
+        memory_slope_mb=memory.slope_mb,
+        memory_base_mb=max(memory.base_mb, raw.load_peak_mb),
+        dataset_mb=data_mb(prepared),
+        samples=spec.samples,
+        test_samples=prepared.test_samples,
+        state_mb=raw.state_bytes / MB,
+        vcpus=vcpus,
+        fold_s_per_mb=per_mb,
+        apply_s=statistics.median([p.apply_s for p in raw.steps]),
+    )
