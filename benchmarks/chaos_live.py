@@ -444,7 +444,7 @@ def s3_server() -> Iterator[int]:
     import urllib.request
 
     from benchmarks.servers import answers_on
-    from ephemeron.testing._emulation.ports import free_port
+    from ephemeron.testing._emulation.service import free_port
 
     port = free_port()
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -32,9 +32,8 @@ from ephemeron.data.batch_source import ArrayBatchSource
 from ephemeron.data.sources import readers
 from ephemeron.data.spec import DataSpec
 from ephemeron.training.job import Target, TrainingOptions
-from ephemeron.training.task.job_task import JobTask
 from ephemeron.training.task.losses import make_loss
-from ephemeron.training.task.program import with_optimizers
+from ephemeron.training.task.program import JobTask, with_optimizers
 from ephemeron.training.worker.non_finite import all_finite, gaps
 from ephemeron.training.worker.trainers.early_pieces import EarlyContribution
 from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer

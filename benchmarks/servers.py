@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ephemeron.testing._emulation.ports import free_port
+from ephemeron.testing._emulation.service import free_port
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.common import ROOT
-from ephemeron.testing._emulation.ports import free_port
+from ephemeron.testing._emulation.service import free_port
 
 CHANNELS = ("memory", "folder", "s3", "valkey")
 _BUCKET = "ephemeron-benchmarks"

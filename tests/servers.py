@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ephemeron.testing._emulation.ports import free_port
+from ephemeron.testing._emulation.service import free_port
 
 
 @dataclass

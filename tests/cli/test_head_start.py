@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ephemeron.cli.training.head_start import head_start
+from ephemeron.cli.training.train import head_start
 from ephemeron.functions import early_daemon
 
 JOB = """
@@ -81,7 +81,7 @@ def test_credentials_of_the_channel_are_among_its_variables(tmp_path: Path, begu
 def test_it_comes_before_what_takes_long_to_import(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB.replace("{run}", "[run]\nworkers = 4"))
     program = (
-        "import sys; import ephemeron.cli.main; from ephemeron.cli.training.head_start import head_start\n"
+        "import sys; import ephemeron.cli.main; from ephemeron.cli.training.train import head_start\n"
         "from ephemeron.functions import early_daemon\n"
         f"with head_start({str(tmp_path / 'job.toml')!r}, {{}}):\n"
         "    print(len(early_daemon._waiting), [m for m in ('torch', 'numpy', 'sklearn') if m in sys.modules])"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
 
-from ephemeron.dashboard.log_reader import LogReader
+from ephemeron.dashboard.run_view import LogReader
 
 
 def test_lines_are_returned_once_and_a_torn_line_later(tmp_path: Path) -> None:

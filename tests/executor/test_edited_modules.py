@@ -119,7 +119,7 @@ def test_a_warm_function_runs_the_reloaded_module(module):
 
 
 def test_an_environment_within_the_folder_is_not_looked_at(module, tmp_path, monkeypatch, caplog):
-    from ephemeron.config import imported_sources, module_folders
+    from ephemeron.config import imported_sources
 
     module("edited_with_environment", "def f(): return 1\n")
     environment = module("edited_installed", "def g(): return 1\n")
@@ -128,7 +128,7 @@ def test_an_environment_within_the_folder_is_not_looked_at(module, tmp_path, mon
     path.write_text("def g(): return 2\n")
     monkeypatch.setattr(environment, "__file__", str(path))
     monkeypatch.setattr(environment.__spec__, "origin", str(path))
-    monkeypatch.setattr(module_folders, "_installed", lambda: (path.parent,))
+    monkeypatch.setattr(imported_sources, "_installed", lambda: (path.parent,))
     assert imported_sources.edited_since(tmp_path / "mods") == {}
     assert str(path) not in imported_sources._seen
     assert "seems to have changed" not in caplog.text

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ephemeron.testing._emulation.ports import ReservedPort
+from ephemeron.testing._emulation.service import ReservedPort
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")

@@ -33,7 +33,7 @@ from ephemeron.training.driver.records import ResultSummary, RunTraffic
 from ephemeron.training.driver.result import summarize
 from ephemeron.training.job import Configuration, Target
 from ephemeron.training.report.cost_series import Spending, spending, with_further
-from ephemeron.training.worker.final import FinalState
+from ephemeron.training.worker.result import FinalState
 from ephemeron.training.worker.spec import RunSpec
 
 PRICES = Prices(

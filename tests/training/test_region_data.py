@@ -23,7 +23,7 @@ from ephemeron.events import RunStarted
 from ephemeron.regions.driver.launch import matched_every, prepared_groups
 from ephemeron.regions.driver.region_events import members_of
 from ephemeron.runs.folders import events_of
-from ephemeron.testing._emulation.ports import free_port
+from ephemeron.testing._emulation.service import free_port
 from ephemeron.training.driver import configure, train
 from ephemeron.training.driver.launching.launch import LaunchRequest
 from ephemeron.training.driver.records import read_result

@@ -12,9 +12,8 @@ from torch import nn  # noqa: E402
 from ephemeron.data import Samples  # noqa: E402
 from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.training.job import Target, TrainingOptions  # noqa: E402
-from ephemeron.training.task.job_task import JobTask  # noqa: E402
 from ephemeron.training.task.losses import make_loss  # noqa: E402
-from ephemeron.training.task.program import with_optimizers  # noqa: E402
+from ephemeron.training.task.program import JobTask, with_optimizers  # noqa: E402
 from ephemeron.training.task.tensors import model_arrays  # noqa: E402
 from ephemeron.training.tensors import decode_state, encode_state  # noqa: E402
 from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer  # noqa: E402

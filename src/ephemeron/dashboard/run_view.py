@@ -8,6 +8,7 @@ prices a run everywhere, so that the dashboard and the bill cannot differ.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from ephemeron.dashboard.log_reader import LogReader
 from ephemeron.dashboard.means import IterationMeans
 from ephemeron.dashboard.phases import PhaseLanes
 from ephemeron.events import (
@@ -312,3 +312,47 @@ def _add(means: IterationMeans, reports: Sequence[_Report], values: Sequence[flo
         [r.samples for r in reports],
         [r.t for r in reports],
     )
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Reader of one file, which need not exist yet.
+
+    Lines that are not complete are left for the next call: a writer may be in the middle of one.
+    """
+
+    path: Path
+    offset: int = 0
+    """Bytes that have been returned as lines."""
+    size: int = 0
+    """Bytes of the file, when it was last looked at."""
+    replaced: bool = False
+    """The file became shorter, or is another one: what was read of it is void. The caller starts again with a new reader."""
+    _inode: int = 0
+
+    def read(self, limit: int = 1 << 20) -> list[bytes]:
+        """The next complete lines, of about `limit` bytes at most; empty: there are none now."""
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                inode, self.size = status.st_ino, status.st_size
+                self._inode = self._inode or inode
+                if inode != self._inode or self.size < self.offset:
+                    self.replaced = True
+                    return []
+                if self.size == self.offset:
+                    return []
+                file.seek(self.offset)
+                data = file.read(limit)
+                if b"\n" not in data:
+                    data += file.readline()
+        except FileNotFoundError:
+            return []
+        end = data.rfind(b"\n") + 1
+        self.offset += end
+        return data[: max(0, end - 1)].split(b"\n") if end else []
+
+    @property
+    def share(self) -> float:
+        """Part of the file that has been read, 0 to 1."""
+        return min(1.0, self.offset / self.size) if self.size else 1.0

@@ -1,4 +1,4 @@
-"""The data service of this machine: its flows with their loaders and caches, as `ephemeron data status` prints them."""
+"""Data services and task queues of this machine, as pages show them: each from the files that its own commands read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ephemeron.dashboard.run_documents import Document
+from ephemeron.dashboard.run_documents import Document, finite, functions_of
+from ephemeron.dashboard.run_view import RunView
 from ephemeron.data.service import Service
 from ephemeron.data.service.daemon import ManagedProcess
 from ephemeron.data.service.messages import Nothing, RouterStatus
 from ephemeron.data.service.protocol import LIST_FLOWS
 from ephemeron.errors import EphemeronError
+from ephemeron.functions.local import is_hosted
+from ephemeron.functions.tasks.object_keys import QueueKeys, tasks_of
+from ephemeron.runs.folders import RUN_FILE, RunFolder
+from ephemeron.runs.header import read_header
 
 _HISTORY = 600
 """Looks at a service that are kept."""
@@ -73,3 +78,112 @@ def _table(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+"""Looks at a queue that are kept."""
+
+
+class Tasks:
+    """Executors below some folders.
+
+    Args:
+        roots: folders, of which `runs/` is looked through, and `tasks/` of earlier releases.
+    """
+
+    def __init__(self, roots: list[Path]) -> None:
+        self._roots = roots
+        self._views: dict[Path, RunView] = {}
+        self._history: dict[Path, deque[tuple[float, int, int, int]]] = {}
+        self._is_executor: dict[Path, bool] = {}
+        """By folder of a run, whether it is one; that never changes."""
+        self._lock = threading.Lock()
+
+    def document(self) -> list[Document]:
+        """All executors, newest first."""
+        with self._lock:
+            folders = [p for root in self._roots for p in self._executors_below(root)]
+            for gone in set(self._views) - set(folders):
+                self._views.pop(gone, None)
+                self._history.pop(gone, None)
+            return [self._one(p) for p in sorted(folders, key=lambda p: p.stat().st_mtime, reverse=True)[:50]]
+
+    def _executors_below(self, root: Path) -> list[Path]:
+        runs = [p.parent for p in (root / "runs").glob(f"*/{RUN_FILE}")]
+        for path in runs:
+            if path not in self._is_executor:
+                self._is_executor[path] = (RunFolder(path).read(RUN_FILE) or {}).get("kind") == "tasks"
+        return [*filter(Path.is_dir, (root / "tasks").glob("*/")), *filter(self._is_executor.__getitem__, runs)]
+
+    def _one(self, folder: Path) -> Document:
+        view = self._views.setdefault(folder, RunView(folder))
+        for _ in range(8):
+            if not view.advance():
+                break
+        hosted = is_hosted(folder)
+        with view.lock:
+            functions = functions_of(view)
+            running = sum(r.status == "running" for r in functions) if hosted else 0
+            out: Document = {
+                "run": folder.name,
+                "folder": str(folder),
+                "running": hosted,
+                "seconds": finite(view.t),
+                "invocations": len(functions),
+                "executors": running,
+                "failed": sum(not r.well and r.status not in ("unknown", "cancelled") for r in functions),
+                "gb_seconds": finite(sum(r.gb_seconds for r in functions)),
+                "functions": [
+                    {
+                        "rank": r.rank,
+                        "invocation": r.invocation,
+                        "status": r.status if hosted or r.ended else "unknown",
+                        "outcome": r.outcome,
+                        "start": finite(r.start),
+                        "end": finite(r.end),
+                        "memory_mb": r.memory_mb,
+                        "error": r.error[:500],
+                    }
+                    for r in functions[-200:]
+                ],
+            }
+        address = _address(folder)
+        depth = _depth(folder) if (folder / "objects").is_dir() else None
+        out |= {"channel": address, "depth": depth}
+        if depth is not None:
+            history = self._history.setdefault(folder, deque(maxlen=_HISTORY))
+            history.append((round(time.time(), 2), depth["ready"], depth["leased"], out["executors"]))
+            out["history"] = [list(column) for column in zip(*history, strict=True)]
+        return out
+
+
+def _depth(folder: Path) -> Document:
+    """Tasks of a queue whose objects are files, by the names of the files."""
+    keys = QueueKeys(folder.name)
+    names = [f"{keys.work}{name}" for name in _names(folder / "objects" / keys.work)]
+    batches, closed = keys.listed(n for n in names if not n.endswith(".part"))
+    leased = {name: b for name, b in batches.items() if b.attempt > b.expired}
+    return {
+        "ready": sum(tasks_of(name) for name in batches if name not in leased),
+        "leased": sum(map(tasks_of, leased)),
+        "batches": len(batches),
+        "closed": closed,
+        "announced": len({name.rpartition(".")[0] for name in _names(folder / "objects" / keys.live)}),
+    }
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [p.name for p in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _address(folder: Path) -> str:
+    header = read_header(RunFolder(folder))
+    if header is not None:
+        return header.channel
+    try:
+        value = json.loads((folder / "client.json").read_text())
+        return str(value["address"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""

@@ -16,9 +16,8 @@ from starlette.concurrency import run_in_threadpool
 
 from ephemeron.dashboard.library import Library
 from ephemeron.dashboard.run_documents import summary
-from ephemeron.dashboard.services import Services
+from ephemeron.dashboard.services import Services, Tasks
 from ephemeron.dashboard.studies import Studies
-from ephemeron.dashboard.tasks import Tasks
 
 _READ_S = 0.25
 """Seconds of reading before the page is told."""

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.config.code_bundle import Selection, bundle, state_of, unbundle
-from ephemeron.config.imported_sources import edited_since
-from ephemeron.config.module_folders import folder_of, folders_in, is_installed
+from ephemeron.config.imported_sources import edited_since, folder_of, folders_in, is_installed
 from ephemeron.config.user_code import put_in_front, resolve
 from ephemeron.errors import JobError
 from ephemeron.functions.shipped_code import CodeKeys, ShippedHeader, digest_of, dumps, encode_function, python_version

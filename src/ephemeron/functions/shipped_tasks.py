@@ -14,7 +14,7 @@ through a channel that has verified it.
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -30,7 +30,7 @@ def code_keys(run: str) -> CodeKeys:
     return CodeKeys(f"{run}.code")
 
 
-class ShippedGraph(TaskOrder):
+class ShippedGraph(TaskOrder, ABC):
     """Tasks of which each knows those that follow it: a graph that is never written down whole."""
 
     @abstractmethod

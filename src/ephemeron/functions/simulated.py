@@ -16,12 +16,12 @@ import math
 import random
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from ephemeron import logs
-from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.base import Buffer, Channel, Received, Wrapper
 from ephemeron.communication.channels.parameter_server import MemoryParameterServer
 from ephemeron.communication.channels.wrappers import Throttled
 from ephemeron.communication.direct.memory_transport import MemoryNetwork
@@ -30,10 +30,64 @@ from ephemeron.events import Event, Invoked, to_json
 from ephemeron.functions.base import Call, Invocation, Limits, Outcome, Platform, Reason, ended_event
 from ephemeron.functions.context import Context
 from ephemeron.functions.entries import Entry, check_entry, known, serve
-from ephemeron.functions.simulation.blackouts import Blackouts
 from ephemeron.functions.validation import check_call
 from ephemeron.functions.world import Simulation
 from ephemeron.user_code import failure, guarded
+
+
+class Blackouts(Wrapper):
+    """A channel that is not reached for some time: requests and their answers wait until it is over.
+
+    Args:
+        inner: the channel.
+        times: beginning and end of each blackout, loop time.
+    """
+
+    def __init__(self, inner: Channel, times: Sequence[tuple[float, float]]) -> None:
+        super().__init__(inner)
+        self._times = times
+
+    async def put(self, key: str, buffers: Sequence[Buffer], *, create: bool = False) -> None:
+        await self._over()
+        await self.inner.put(key, buffers, create=create)
+        await self._over()
+
+    async def fetch(self, key: str) -> memoryview | None:
+        await self._over()
+        data = await self.inner.fetch(key)
+        await self._over()
+        return data
+
+    async def get(self, key: str, *, deadline: float, expected_at: float | None = None) -> Received:
+        await self._over()
+        received = await self.inner.get(key, deadline=deadline, expected_at=expected_at)
+        waited_s = await self._over()
+        return received._replace(waited_s=received.waited_s + waited_s)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        await self._over()
+        await self.inner.delete(keys)
+        await self._over()
+
+    async def list(self, prefix: str) -> list[str]:
+        await self._over()
+        found = await self.inner.list(prefix)
+        await self._over()
+        return found
+
+    async def exists(self, key: str) -> bool:
+        await self._over()
+        found = await self.inner.exists(key)
+        await self._over()
+        return found
+
+    async def _over(self) -> float:
+        """Waits for the end of a blackout; returns how long."""
+        now = asyncio.get_running_loop().time()
+        waits = max((end - now for begin, end in self._times if begin <= now < end), default=0.0)
+        await asyncio.sleep(waits)
+        return waits
+
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ephemeron import blocking
 from ephemeron.communication.channels import Channel, open_channel
-from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.communication.channels.base import SupportsSizes
 from ephemeron.config.paths import bytes_below
 from ephemeron.errors import ChannelError, JobError, UserError
 from ephemeron.runs.driver_function import prefix_of

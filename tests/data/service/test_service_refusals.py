@@ -19,7 +19,7 @@ from ephemeron.data.service.messages import FlowRequest
 from ephemeron.data.service.protocol import DELETE_FLOW
 from ephemeron.data.service.settings import TOKEN_VARIABLE, ServiceTimeouts
 from ephemeron.errors import JobError, LoadersLost, SampleFailed, ServiceRefused, ServiceUnreachable
-from ephemeron.testing._emulation.ports import free_port
+from ephemeron.testing._emulation.service import free_port
 
 
 def picky(sample: tuple[Any, int]) -> tuple[Any, int]:

@@ -33,7 +33,7 @@ from ephemeron.functions.async_invoke.records import EVERYTHING, InvokeRequest, 
 from ephemeron.functions.aws.deploy.package import build_zip
 from ephemeron.functions.aws.settings import AwsSettings, client
 from ephemeron.functions.base import Call
-from ephemeron.testing._emulation.ports import free_port
+from ephemeron.testing._emulation.service import free_port
 from ephemeron.testing.lambda_service import LambdaService
 from servers import answers_on, wait_until
 

@@ -22,7 +22,7 @@ from microvm_world import deployed, opened
 from ephemeron.errors import InvocationRefused
 from ephemeron.events import Ended, Suspended, Woken, from_json
 from ephemeron.functions.async_invoke import call_tracker
-from ephemeron.functions.aws_microvm import log_source
+from ephemeron.functions.aws_microvm import platform as microvm_platform
 from ephemeron.functions.aws_microvm.handler import HOOKS
 from ephemeron.functions.aws_microvm.platform import AwsMicrovmPlatform
 from ephemeron.functions.aws_microvm.preflight import inspect
@@ -105,7 +105,7 @@ def test_a_microvm_ends_itself_and_is_billed_by_the_second(service: MicrovmServi
 def test_one_that_may_not_end_itself_is_ended_by_the_client(
     service: MicrovmService, settings: AwsMicrovmSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_source, "LEFT_S", 0.5)
+    monkeypatch.setattr(microvm_platform, "LEFT_S", 0.5)
     service.guard.denied = {"ASIALOCALMICROVM": {"lambda:TerminateMicrovm"}}
 
     async def scenario(platform: AwsMicrovmPlatform) -> None:

@@ -20,9 +20,9 @@ from openfaas_world import IMAGE, PASSWORD, client, settings_of
 from ephemeron.communication.rpc.http import HttpRequest, Response, listen
 from ephemeron.errors import GatewayError
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
-from ephemeron.functions.openfaas.callbacks import Callbacks
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, spec_of, write_recipe
 from ephemeron.functions.openfaas.gateway import UNREACHABLE, FunctionSpec, Gateway
+from ephemeron.functions.openfaas.platform import Callbacks
 from ephemeron.functions.openfaas.settings import INSIDE, Credentials, OpenFaasSettings, credentials
 from ephemeron.functions.source_bundle import digest
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway

@@ -14,9 +14,9 @@ from ephemeron.functions.async_invoke.call_tracker import DEATH_S, CallTracker
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
 from ephemeron.functions.async_invoke.records import parse
 from ephemeron.functions.base import Call
-from ephemeron.functions.openfaas.callbacks import reports_of
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, duration, gateway_values, spec_of
 from ephemeron.functions.openfaas.handler import SECRETS, secrets_in
+from ephemeron.functions.openfaas.platform import reports_of
 from ephemeron.functions.openfaas.replica import out_of_memory_kills, told_by
 from ephemeron.functions.openfaas.settings import OpenFaasSettings
 from ephemeron.testing.openfaas_gateway.functions import cores, quantity, seconds

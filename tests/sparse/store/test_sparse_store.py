@@ -14,7 +14,7 @@ from ephemeron.errors import JobError, ServiceRefused, ServiceUnreachable, Token
 from ephemeron.sparse.store import SGD, AdaGrad, BlockingSparseStore, Compression, Initial, SparseStore, Sum
 from ephemeron.sparse.store.server import ShardServer
 from ephemeron.sparse.store.state import ShardState
-from ephemeron.testing._emulation.ports import free_port
+from ephemeron.testing._emulation.service import free_port
 
 ROWS = 10_000
 

@@ -17,7 +17,7 @@ from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.context import Context
 from ephemeron.training.job import DataSpec, Job, Target
 from ephemeron.training.profiling import live
-from ephemeron.training.profiling.links import links_of, measured_links
+from ephemeron.training.profiling.live import links_of, measured_links
 from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.worker.link_probe import measure_links
 from ephemeron.training.worker.probe_messages import LinkProbe, LinkResult

@@ -20,7 +20,7 @@ from ephemeron.data.batch_source import ArrayBatchSource
 from ephemeron.training.job import Target
 from ephemeron.training.task.losses import make_loss
 from ephemeron.training.job import TrainingOptions
-from ephemeron.training.task.job_task import JobTask
+from ephemeron.training.task.program import JobTask
 from ephemeron.training.task.program import with_optimizers
 from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer
 

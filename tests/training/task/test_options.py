@@ -19,8 +19,11 @@ from ephemeron.events import Checkpointed, Invoked, Progress  # noqa: E402
 from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
 from ephemeron.training.job import JobLimits, SchedulerSpec, TrainingOptions  # noqa: E402
 from ephemeron.training.task.optimizers import optimizers_of  # noqa: E402
-from ephemeron.training.task.program import program_of, with_optimizers  # noqa: E402
-from ephemeron.training.task.schedulers import scheduler_for  # noqa: E402
+from ephemeron.training.task.program import (  # noqa: E402
+    program_of,
+    scheduler_for,
+    with_optimizers,
+)
 from ephemeron.training.task.task import Task  # noqa: E402
 
 CODE = Path(__file__).parent / "code"

@@ -11,9 +11,13 @@ from torch_trainers import linear, no_code, program  # noqa: E402
 
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.training.job import Target  # noqa: E402
-from ephemeron.training.task.job_task import optimizer_over  # noqa: E402
 from ephemeron.training.task.losses import make_loss  # noqa: E402
-from ephemeron.training.task.program import built, make_model, trainable  # noqa: E402
+from ephemeron.training.task.program import (  # noqa: E402
+    built,
+    make_model,
+    optimizer_over,
+    trainable,
+)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from ephemeron.training.worker.epoch_decision import EpochDecision
 from ephemeron.training.worker.recovery.checkpoint import EndedEpoch
+from ephemeron.training.worker.recovery.next_generation import EpochDecision
 
 
 def lifecycle():

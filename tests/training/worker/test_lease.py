@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ephemeron.training.worker.recovery.lease import Lease
+from ephemeron.training.worker.recovery.fencing import Lease
 
 
 def lease(attempt=3):

@@ -14,9 +14,8 @@ from torch import nn  # noqa: E402
 from ephemeron.data import Samples, SampleSplit  # noqa: E402
 from ephemeron.data.batch_source import ArrayBatchSource  # noqa: E402
 from ephemeron.training.job import SchedulerSpec, Target, TrainingOptions  # noqa: E402
-from ephemeron.training.task.job_task import JobTask  # noqa: E402
 from ephemeron.training.task.losses import make_loss  # noqa: E402
-from ephemeron.training.task.program import with_optimizers  # noqa: E402
+from ephemeron.training.task.program import JobTask, with_optimizers  # noqa: E402
 from ephemeron.training.task.script_batches import Share  # noqa: E402
 from ephemeron.training.tensors import decode_state, digest, encode_state  # noqa: E402
 from ephemeron.training.worker.trainers.script_trainer import ScriptTrainer  # noqa: E402

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from ephemeron.communication.channels import open_channel
-from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.communication.channels.base import SupportsSizes
 from ephemeron.communication.object_frame import MAGIC
 from ephemeron.config.paths import bytes_below, datasets_store, home, present, statuses
 from ephemeron.errors import EphemeronError

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,22 @@ from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detach_option, output_options, show_detached, watch
 from ephemeron.cli.training.sparse_plan import planned_options, say
 from ephemeron.config.typed import Count, Positive
-from ephemeron.errors import JobError, MissingExtra, UserError
-from ephemeron.training.job import COMPRESSIONS, EXCHANGES, LOGGERS, ON_NON_FINITE, PATTERNS, PLATFORMS, REGION_PLANS, SCHEDULES
+from ephemeron.errors import EphemeronError, JobError, MissingExtra, UserError
+from ephemeron.training.job import (
+    COMPRESSIONS,
+    EXCHANGES,
+    LOGGERS,
+    ON_NON_FINITE,
+    PATTERNS,
+    PLATFORMS,
+    REGION_PLANS,
+    SCHEDULES,
+    Configuration,
+    load_job,
+)
 from ephemeron.training.job.former_names import FLAGS
 from ephemeron.training.job.run_options import flat, merged, nested
+from ephemeron.training.planner import EXPLICIT
 
 if TYPE_CHECKING:
     from ephemeron.training.job import Job, LoggerSpec
@@ -175,8 +188,6 @@ def train(
     """
     import dataclasses
 
-    from ephemeron.cli.training.head_start import head_start
-
     where = taken(flags)
     flags = {FLAGS.get(name, name): value for name, value in flags.items()}
     if not dry_run:
@@ -328,3 +339,43 @@ def _learned_run(job: Job, schedule: str, flags: Mapping[str, object], plan_file
     found = workflow.learned_run(job, schedule, flags, sizes_mb=sizes, on_progress=lambda text: click.echo(text, err=True))
     click.echo(found.note, err=True)
     return found
+
+
+@contextlib.contextmanager
+def head_start(job: str, flags: Mapping[str, object]) -> Iterator[None]:
+    """Inside, an early daemon is starting if the run is to be on this machine and is not planned first.
+
+    What a task or a script says itself is not known yet; its daemon starts if the options say how to run. Mistakes in the job are
+    left to those who report them.
+
+    Args:
+        job: the argument of the command.
+        flags: options of a run by dotted names.
+    """
+    with contextlib.ExitStack() as stack:
+        wanted = _wanted(job, flags)
+        if wanted is not None:
+            from ephemeron.communication.channels import public_address
+            from ephemeron.functions.early_daemon import early_daemon
+            from ephemeron.functions.passed_on import daemon_environment
+
+            _, secrets = public_address(wanted.channel)
+            stack.enter_context(early_daemon(daemon_environment(secrets)))
+        yield
+
+
+def _wanted(job: str, flags: Mapping[str, object]) -> Configuration | None:
+    """The configuration as far as it is known; None: nothing is to be started here in advance."""
+    with contextlib.suppress(EphemeronError, OSError):
+        from ephemeron.config.typed import build
+
+        found = load_job(Path(job)) if Path(job).suffix in (".toml", ".json") else None
+        if found is not None and found.sparse is not None:
+            return None  # its functions have other imports
+        own = {} if found is None else found.run
+        given = merged(own, {name: value for name, value in flags.items() if value is not None})
+        c = build(Configuration, nested(given), where="configuration")
+        planned = not c.regions.given and not any(name in given for name in EXPLICIT)
+        alone = c.regions.given or c.channel == "parameter_server" or c.pattern == "parameter-server"
+        return c if c.platform == "local" and not planned and not alone else None
+    return None

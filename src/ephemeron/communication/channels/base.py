@@ -19,6 +19,7 @@ from ephemeron.errors import ChannelTimeout
 if TYPE_CHECKING:
     from ephemeron.communication.channels.reduction import SupportsReduction
 
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Service = Literal["memory", "objects", "cache", "server"]
@@ -242,3 +243,17 @@ def flat(buffers: Iterable[Buffer]) -> Iterator[memoryview]:
         view = memoryview(buffer)
         if view.nbytes:
             yield view if view.ndim == 1 and view.format == "B" else view.cast("B")
+
+
+class SupportsSizes(ABC):
+    """Declared by type, as an optional power; found with `isinstance`."""
+
+    @abstractmethod
+    async def sizes(self, prefix: str) -> dict[str, int]:
+        """Bytes of each object whose key begins with `prefix`, by key in order.
+
+        A cache counts the server's memory for an object, which is a little more than its size.
+
+        Raises:
+            ChannelUnreachable: the store does not answer.
+        """

@@ -23,9 +23,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from ephemeron.communication.channels.base import Buffer, Channel, Received, Traits, joined
+from ephemeron.communication.channels.base import Buffer, Channel, Received, SupportsSizes, Traits, joined
 from ephemeron.communication.channels.credentials import public_address, variable
-from ephemeron.communication.channels.sizes import SupportsSizes
 from ephemeron.communication.channels.tls import authority, explain_tls, is_refused
 from ephemeron.errors import (
     ChannelError,

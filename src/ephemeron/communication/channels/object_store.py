@@ -27,8 +27,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore
 
 from ephemeron.blocking import in_real_time
-from ephemeron.communication.channels.base import Buffer, Channel, Traits, flat, joined
-from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.communication.channels.base import Buffer, Channel, SupportsSizes, Traits, flat, joined
 from ephemeron.communication.channels.stores import cloud_store, error_of, explain, is_conflict, is_missing_bucket
 from ephemeron.communication.channels.wrappers import size_of
 from ephemeron.config.paths import folder_of

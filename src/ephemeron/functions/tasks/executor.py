@@ -21,8 +21,7 @@ from ephemeron.errors import ChannelEmptied, EphemeronError, JobError
 from ephemeron.functions.context import Compute
 from ephemeron.functions.tasks.compute_slice import ComputeSlice, Job, Ran, TaskInterrupted
 from ephemeron.functions.tasks.executor_options import ExecutorOptions, ExecutorTotals
-from ephemeron.functions.tasks.followers import Follower, Followers
-from ephemeron.functions.tasks.following import Following
+from ephemeron.functions.tasks.followers import Follower, Followers, Following
 from ephemeron.functions.tasks.model import TaskEdge, TaskLease, TaskResult, TaskSpec
 from ephemeron.functions.tasks.queue import TaskQueue
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction

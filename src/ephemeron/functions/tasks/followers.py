@@ -12,10 +12,12 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ephemeron.communication.channels.base import joined
+from ephemeron.communication.channels.base import Channel, joined
 from ephemeron.functions.tasks.model import TaskEdge, TaskLease, TaskSpec
+from ephemeron.functions.tasks.object_places import digest_of_key
 from ephemeron.functions.tasks.packing import batch_name
-from ephemeron.functions.tasks.queue import TaskLeases
+from ephemeron.functions.tasks.queue import TaskLeases, TaskQueue
+from ephemeron.functions.tasks.resolver import Resolver
 from ephemeron.functions.tasks.result_store import TaskOutputs
 
 
@@ -93,3 +95,46 @@ class Followers:
         """Stops looking."""
         for looking in self._looking.values():
             looking.cancel()
+
+
+class Following:
+    """What follows from the results of tasks of a graph that is computed where it runs: edges, and inputs that no task will read.
+
+    Args:
+        queue: that counts.
+        channel: of inputs.
+        resolver: knows the graph.
+    """
+
+    def __init__(self, queue: TaskQueue, channel: Channel, resolver: Resolver) -> None:
+        self._queue, self._channel, self._resolver = queue, channel, resolver
+
+    async def connect(self, task: TaskSpec) -> Sequence[TaskEdge]:
+        """Connects the edges to which a task counts that has begun, and that is recorded after this."""
+        await asyncio.sleep(0)  # the compute thread begins first
+        edges = self._resolver.edges(task)
+        await self._queue.connect(*edges)
+        return edges
+
+    async def drop_inputs(self, tasks: Sequence[TaskSpec]) -> None:
+        """Deletes the inputs that these tasks were the last to read. An executor that dies before it does leaves them to the end of
+        the run."""
+        await asyncio.gather(*(self._drop_inputs(task) for task in tasks))
+
+    async def _drop_inputs(self, task: TaskSpec) -> None:
+        readers = self._resolver.readers(task)
+        unread = [key for key, number in readers.items() if number == 1]
+        graph = task.id.partition("-")[0]  # another one of the same queue may read the same objects later
+        shared = {f"read-{graph}-{digest_of_key(key)}": key for key, number in readers.items() if number > 1}
+        if shared:
+            sums = await self._queue.count_all({counter: readers[key] for counter, key in shared.items()}, task.id)
+            unread += [key for counter, key in shared.items() if sums[counter] >= readers[key]]
+        if unread:
+            await self._channel.delete(unread)
+
+    async def drop_late_outputs(self, tasks: Sequence[TaskSpec]) -> None:
+        """Deletes what was stored for tasks that had a result already, where all that read it have ended: an executor that was frozen
+        has stored it after it was deleted."""
+        for task in tasks:
+            if keys := await self._resolver.unread(task):
+                await self._channel.delete(keys)

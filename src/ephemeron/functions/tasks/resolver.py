@@ -20,7 +20,7 @@ from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 TaskFunction: TypeAlias = Callable[[TaskSpec, Sequence[memoryview]], object]
 
 
-class TaskOrder(ABC):
+class TaskOrder:
     """What follows from a task: its edges, and which stored inputs and outputs it needs. None by default."""
 
     def edges(self, task: TaskSpec) -> Sequence[TaskEdge]:
@@ -44,7 +44,7 @@ class TaskOrder(ABC):
         return ()
 
 
-class Resolver(TaskOrder):
+class Resolver(TaskOrder, ABC):
     """Finds functions. An executor asks for each function once."""
 
     @abstractmethod

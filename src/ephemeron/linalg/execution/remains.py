@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ephemeron.blocking import run as blocking
 from ephemeron.communication.channels import open_channel
-from ephemeron.communication.channels.sizes import SupportsSizes
+from ephemeron.communication.channels.base import SupportsSizes
 from ephemeron.config.paths import home, present
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.functions.tasks.open_queue import open_queue

@@ -55,7 +55,7 @@ from ephemeron.training.driver import records
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.tensors import digest
-from ephemeron.training.worker.final import FinalState
+from ephemeron.training.worker.result import FinalState
 from ephemeron.training.worker.spec import RunSpec
 
 _log = logging.getLogger(__name__)

@@ -5,16 +5,87 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import socket
+import sys
 import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ephemeron.communication.direct.transport import LOOPBACK
 from ephemeron.communication.rpc.http import Handler, listen
-from ephemeron.testing._emulation.faults import FaultConfig
+
+
+class ReservedPort:
+    """A port that the system gives to no other process, until it is closed; refuses connections until the server listens there.
+
+    A port that is looked up and let go may be given to any process before the server listens, even to the connection that asks
+    whether it answers, which then answers itself. On Linux a socket that is bound and does not listen prevents that, and lets a
+    server listen at its address that sets SO_REUSEADDR, as those of asyncio, Go, Werkzeug and Valkey do.
+    """
+
+    def __init__(self) -> None:
+        self._sock = socket.socket()
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sock.bind(("127.0.0.1", 0))
+        self.number = int(self._sock.getsockname()[1])
+        if sys.platform != "linux":  # elsewhere the server could not listen
+            self.close()
+
+    def close(self) -> None:
+        """Lets the port go."""
+        self._sock.close()
+
+
+_kept: list[ReservedPort] = []
+
+
+def free_port() -> int:
+    """A port that is reserved as long as this process lives."""
+    _kept.append(ReservedPort())
+    return _kept[-1].number
+
+
+@dataclass
+class FaultConfig:
+    """Counts of calls that are to fail, counted down."""
+
+    deliver_twice: int = 0
+    """Asynchronous calls that are delivered twice, at once, as when a queue's acknowledgement is lost."""
+    throttle: int = 0
+    """Requests that are refused with 429."""
+    lose: int = 0
+    """Calls that are accepted and never run, as when a queue that is kept in memory ends."""
+
+    def take(self, name: str) -> bool:
+        """Whether the next call has this fault; counts it down."""
+        left: int = getattr(self, name)
+        setattr(self, name, max(0, left - 1))
+        return left > 0
+
+
+class EmulatorTasks:
+    """Tasks that no caller waits for."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[None, None, None]) -> None:
+        """Starts a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def cancel(self) -> None:
+        """Cancels all tasks, and waits for their end."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from ephemeron.communication.rpc.http import HttpRequest, Response
-from ephemeron.testing._emulation.faults import EmulatorTasks, FaultConfig
+from ephemeron.testing._emulation.service import EmulatorTasks, FaultConfig
 from ephemeron.testing.lambda_service.environment import InvocationDone, LambdaEnvironment, Work
 from ephemeron.testing.lambda_service.functions import LambdaApiError, LambdaFunction
 from ephemeron.units import MIB

@@ -14,8 +14,7 @@ from urllib.parse import parse_qsl
 from ephemeron.communication.direct.transport import LOOPBACK
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response
 from ephemeron.functions.cgroups import UNENFORCED, Enforcement, detect
-from ephemeron.testing._emulation.faults import FaultConfig
-from ephemeron.testing._emulation.service import EmulatedService
+from ephemeron.testing._emulation.service import EmulatedService, FaultConfig
 from ephemeron.testing.lambda_service.environment import LambdaEnvironment
 from ephemeron.testing.lambda_service.functions import ACCOUNT, Functions, LambdaApiError, LambdaFunction
 from ephemeron.testing.lambda_service.invoking import RETRY_AFTER_S, Invoker

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.functions.cgroups import Enforcement
-from ephemeron.testing._emulation.faults import EmulatorTasks, FaultConfig
+from ephemeron.testing._emulation.service import EmulatorTasks, FaultConfig
 from ephemeron.testing.microvm_service.images import Image, ImageVersion
 from ephemeron.testing.microvm_service.microvm import Microvm
 from ephemeron.testing.microvm_service.model import ServiceError, same

@@ -21,7 +21,7 @@ from ephemeron.communication.rpc.http import Response, ask
 from ephemeron.functions.cgroups import Enforcement
 from ephemeron.functions.function_process import family
 from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
-from ephemeron.testing._emulation.ports import ReservedPort
+from ephemeron.testing._emulation.service import ReservedPort
 from ephemeron.testing.microvm_service.images import BURST, ImageVersion
 
 HOOKS = "/aws/lambda-microvms/runtime/v1"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask
-from ephemeron.testing._emulation.faults import EmulatorTasks, FaultConfig
+from ephemeron.testing._emulation.service import EmulatorTasks, FaultConfig
 from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, seconds
 
 MESSAGE_BYTES = 1 << 20

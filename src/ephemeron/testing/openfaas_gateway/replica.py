@@ -24,7 +24,7 @@ from pathlib import Path
 from ephemeron.communication.rpc.http import HttpRequest, Response, ask
 from ephemeron.functions.cgroups import Enforcement
 from ephemeron.testing._emulation.limited_process import LimitedProcess, inherited, on_loopback
-from ephemeron.testing._emulation.ports import ReservedPort
+from ephemeron.testing._emulation.service import ReservedPort
 from ephemeron.testing.openfaas_gateway.functions import GatewayFunction, Image, seconds
 
 _DEFAULT_S = 30.0

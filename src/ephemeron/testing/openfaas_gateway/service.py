@@ -16,8 +16,7 @@ from urllib.parse import parse_qs
 
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response
 from ephemeron.functions.cgroups import Enforcement, detect
-from ephemeron.testing._emulation.faults import FaultConfig
-from ephemeron.testing._emulation.service import EmulatedService
+from ephemeron.testing._emulation.service import EmulatedService, FaultConfig
 from ephemeron.testing.openfaas_gateway.fleet import Fleet, find
 from ephemeron.testing.openfaas_gateway.functions import GatewayApiError, GatewayFunction, Image, parse
 from ephemeron.testing.openfaas_gateway.queueing import Queue

@@ -23,7 +23,7 @@ from ephemeron.training.driver.records import GenerationSummary, ResultSummary, 
 from ephemeron.training.driver.run_driver import RunOutcome
 from ephemeron.training.task.outputs import write_files
 from ephemeron.training.tensors import Arrays
-from ephemeron.training.worker.final import FinalState
+from ephemeron.training.worker.result import FinalState
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.trainer import WeightNotes
 

@@ -38,12 +38,12 @@ from ephemeron.training.job.generation import Resize
 from ephemeron.training.task.outputs import PREFIX
 from ephemeron.training.tensors import Arrays, decode_state, digest
 from ephemeron.training.worker.control import ResizeRequest, encode_control
-from ephemeron.training.worker.final import FinalState
 from ephemeron.training.worker.finalize import clear, parts_of
 from ephemeron.training.worker.recovery import fencing
 from ephemeron.training.worker.recovery.fencing import Claim
 from ephemeron.training.worker.recovery.generations import current_generation, members_of
 from ephemeron.training.worker.request import RECOVER, WorkerRequest
+from ephemeron.training.worker.result import FinalState
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.trainer import WeightNotes
 

@@ -33,8 +33,7 @@ from ephemeron.training.planner.model.provenance import (
     TransferRow,
 )
 from ephemeron.training.profiling import calibration, live, probe_design, store
-from ephemeron.training.profiling.links import measured_links
-from ephemeron.training.profiling.live import Prober
+from ephemeron.training.profiling.live import Prober, measured_links
 from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.profiling.probe_bill import BUDGET_USD
 from ephemeron.training.profiling.probe_design import Measurement, Range

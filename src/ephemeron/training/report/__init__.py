@@ -20,8 +20,7 @@ from typing import Any
 from ephemeron.errors import MissingExtra, RunNotFound
 from ephemeron.events import Event, Note, from_json
 from ephemeron.training.report.cost_series import CostRates
-from ephemeron.training.report.html import render_html
-from ephemeron.training.report.png import write_png
+from ephemeron.training.report.html import render_html, write_png
 from ephemeron.training.report.prediction import compare
 from ephemeron.training.report.run_summary import RunSummary
 

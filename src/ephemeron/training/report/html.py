@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no server, no network, no script to be readable.
+"""The report as one HTML file that needs nothing else, no server, no network, no script to be readable; and its pictures as one PNG.
 
 It is opened from a disk, mailed, and printed years later, so style, script and pictures are all inside, and its
 own security policy forbids it to fetch anything. Size: some 50 kB, up to 1.5 MB for the longest timelines.
@@ -7,9 +7,11 @@ own security policy forbids it to fetch anything. Size: some 50 kB, up to 1.5 MB
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 from markupsafe import Markup
 
+from ephemeron.rendering import png
 from ephemeron.rendering.page import card, document, header, items, side_by_side, tiled
 from ephemeron.training.report import charts, tables
 from ephemeron.training.report.headline import Headline, Result, cost_mix, learning_note, moved, usd
@@ -131,3 +133,23 @@ def _told(words: str, value: float | None) -> str:
 
 def _or_dash(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
+
+
+def write_png(story: RunSummary, result: Result | None, path: Path) -> None:
+    """Writes timeline, learning, cost and traffic.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    figures = Headline.of(story, result)
+    learning = [("Learning", charts.learning_chart(story))] if figures.trains else []
+    png.write_png(
+        path,
+        f"{figures.job or 'run'}  ·  {figures.run_id}  ·  {figures.status}",
+        figures.summary,
+        [
+            [("What each function did", timeline(story, figures))],
+            [*learning, ("Cost over time", charts.cost_chart(story, figures))],
+            [("Bytes through the channel", charts.bytes_chart(story)), ("Requests to the channel", charts.requests_chart(story))],
+        ],
+    )

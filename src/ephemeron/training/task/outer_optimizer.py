@@ -17,7 +17,7 @@ from torch import nn
 from ephemeron.errors import JobError
 from ephemeron.training.job import AVERAGE, Target
 from ephemeron.training.task.eager import eager_optimizers
-from ephemeron.training.task.job_task import optimizer_over
+from ephemeron.training.task.program import optimizer_over
 
 
 class OuterOptimizer:

@@ -11,18 +11,124 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
-from ephemeron.training.job import Target, TrainingOptions
+from ephemeron.training.job import SchedulerSpec, Target, TrainingOptions
 from ephemeron.training.task.eager import eager_optimizers
-from ephemeron.training.task.job_task import JobTask
-from ephemeron.training.task.losses import make_loss
-from ephemeron.training.task.optimizers import Scheduled, optimizers_of
-from ephemeron.training.task.schedulers import scheduler_for
+from ephemeron.training.task.losses import Loss, make_loss
+from ephemeron.training.task.optimizers import Scheduled, check_kind, optimizers_of
 from ephemeron.training.task.task import Task, task_of
 from ephemeron.training.task.tensors import seed_torch
 from ephemeron.user_code import guarded, line_of
+
+
+class JobTask(Task):
+    """`loss(model(inputs), targets)`, with accuracy where the loss is one of classification.
+
+    Args:
+        make: builds the model.
+        loss: a mean or a sum over the batch.
+        optimizer: a name in `torch.optim` and its options.
+    """
+
+    def __init__(self, make: Callable[[], nn.Module], loss: Loss, optimizer: Target) -> None:
+        self._make, self.loss, self._optimizer = make, loss, optimizer
+
+    def model(self) -> nn.Module:
+        return self._make()
+
+    def training_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        return self.loss.report(model(inputs), targets)
+
+    def evaluation_step(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        output = model(inputs)
+        return {**self.loss.report(output, targets), "accuracy": self.loss.answers(output, targets)}
+
+    def optimizers(self, model: nn.Module) -> torch.optim.Optimizer:
+        return optimizer_over(self._optimizer, [p for p in model.parameters() if p.requires_grad])
+
+
+def optimizer_over(target: Target, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimiser of `torch.optim` with its options.
+
+    Raises:
+        JobError: no such optimiser, options it refuses, or one that needs a closure.
+    """
+    cls = getattr(torch.optim, target.target, None)
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        names = sorted(n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer))
+        raise JobError(f"optimizer {target.target!r} is not in torch.optim", remedy=f"use one of {', '.join(names)}")
+    check_kind(cls)
+    make: Callable[..., torch.optim.Optimizer] = cls
+    try:
+        with eager_optimizers():
+            return make(parameters, **target.options)
+    except (TypeError, ValueError) as e:
+        raise JobError(f"optimizer {target.target} refuses its options: {e}") from None
+
+
+_LENGTHS = ("T_max", "total_steps", "total_iters")
+"""Options that say how long a schedule is."""
+
+
+def scheduler_for(
+    spec: SchedulerSpec, optimizer: torch.optim.Optimizer, number: int, *, resolve: Callable[[str], Any], steps: int, epochs: int
+) -> Scheduled:
+    """The scheduler of an optimiser.
+
+    Args:
+        spec: of the job.
+        number: of the optimiser.
+        resolve: finds `module:function`.
+        steps, epochs: of the whole run.
+
+    Raises:
+        JobError: no such scheduler, options that it refuses, or warm-up with interval `epoch`.
+    """
+    if ":" in spec.target:
+        make = resolve(spec.target)
+    else:
+        make = getattr(lr_scheduler, spec.target, None)
+        known = [n for n, c in vars(lr_scheduler).items() if isinstance(c, type) and issubclass(c, lr_scheduler.LRScheduler)]
+        if make is None or spec.target not in known:
+            names = sorted(n for n in known if not n.startswith("_") and n != "LRScheduler")
+            raise JobError(f"scheduler {spec.target!r} is not in torch.optim.lr_scheduler", remedy=f"use one of {', '.join(names)}")
+    options = dict(spec.options)
+    length = steps if spec.interval == "step" else epochs
+    for name in _LENGTHS:
+        if name not in options and name in _parameters(make):
+            options[name] = max(1, length - spec.warmup_steps)
+    try:
+        made = make(optimizer, **options)
+        if spec.warmup_steps:
+            made = _warmed(made, optimizer, spec)
+    except (TypeError, ValueError) as e:
+        raise JobError(f"scheduler {spec.target} refuses its options: {e}") from None
+    plateau = isinstance(made, lr_scheduler.ReduceLROnPlateau)
+    monitor = spec.monitor or ("loss" if plateau else None)
+    return Scheduled(scheduler=made, optimizer=number, interval=spec.interval, monitor=monitor if plateau else None)
+
+
+def _warmed(main: Any, optimizer: torch.optim.Optimizer, spec: SchedulerSpec) -> Any:
+    if spec.interval != "step":
+        raise JobError(f"warmup_steps = {spec.warmup_steps} with interval 'epoch'", remedy='say interval = "step"')
+    if isinstance(main, lr_scheduler.ReduceLROnPlateau):
+        raise JobError("warmup_steps cannot precede ReduceLROnPlateau", remedy="leave warmup_steps out")
+    start = 1 / (spec.warmup_steps + 1)
+    warmup = lr_scheduler.LinearLR(optimizer, start_factor=start, total_iters=spec.warmup_steps)
+    return lr_scheduler.SequentialLR(optimizer, [warmup, main], milestones=[spec.warmup_steps])
+
+
+def _parameters(make: Any) -> set[str]:
+    try:
+        return set(inspect.signature(make).parameters)
+    except (TypeError, ValueError):
+        return set()
+
 
 Resolve = Callable[[str], Any]
 

@@ -24,9 +24,8 @@ from ephemeron.training.worker.control import ResizeRequest, decode_control
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.recovery import fencing
 from ephemeron.training.worker.recovery.failure_detector import FailureDetector
-from ephemeron.training.worker.recovery.fencing import Claim
+from ephemeron.training.worker.recovery.fencing import Claim, Lease
 from ephemeron.training.worker.recovery.handoff import NO_EVALUATION, Evaluation, HandOff
-from ephemeron.training.worker.recovery.lease import Lease
 from ephemeron.training.worker.recovery.replacement import PeerReplacement
 from ephemeron.training.worker.recovery.wait_for_graph import WaitForGraph
 from ephemeron.training.worker.request import OVER, Recovery, WorkerRequest

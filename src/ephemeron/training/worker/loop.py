@@ -29,16 +29,15 @@ from ephemeron.training.tensors import HAND_OFF, STOP, SUCCESSOR, encode_state
 from ephemeron.training.worker.background import BackgroundTasks
 from ephemeron.training.worker.control import StopRequest, encode_control
 from ephemeron.training.worker.decisions import decide
-from ephemeron.training.worker.epoch_decision import EpochDecision
 from ephemeron.training.worker.evaluation_exchange import EvaluationExchange
 from ephemeron.training.worker.finalize import clear_if_over, finish
 from ephemeron.training.worker.group_exchange import GroupExchange, Unneeded, group_exchange
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration, first_leaf
 from ephemeron.training.worker.recovery.checkpoint import Checkpoint, CheckpointMeta
+from ephemeron.training.worker.recovery.fencing import Exit
 from ephemeron.training.worker.recovery.generations import GenerationChange
 from ephemeron.training.worker.recovery.handoff import Evaluation
-from ephemeron.training.worker.recovery.lease import Exit
-from ephemeron.training.worker.recovery.next_generation import begin_next_generation, delete_left_generation, join_generation
+from ephemeron.training.worker.recovery.next_generation import EpochDecision, begin_next_generation, delete_left_generation, join_generation
 from ephemeron.training.worker.recovery.state_sharing import StateSharing
 from ephemeron.training.worker.request import WorkerRequest
 from ephemeron.training.worker.result import RunResult, WorkerResult

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from ephemeron.config.module_folders import folder_of, folders_in
+from ephemeron.config.imported_sources import folder_of, folders_in
 from ephemeron.config.paths import home
 from ephemeron.config.typed import build, near, plain
 from ephemeron.config.user_code import resolve

@@ -26,8 +26,8 @@ from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.runs.metrics import EvaluationSums, Metrics, means
 from ephemeron.training.job import Target
 from ephemeron.training.task.eager import eager_optimizers
-from ephemeron.training.task.job_task import optimizer_over
 from ephemeron.training.task.losses import Loss, evaluated
+from ephemeron.training.task.program import optimizer_over
 from ephemeron.training.task.tensors import as_tensors, to_arrays, to_tensor
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.trainers.flat_parameters import make_dense

@@ -22,18 +22,16 @@ from ephemeron.runs.metrics import EvaluationSums, Metrics, merged
 from ephemeron.training.job import Target
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import Evaluator, metrics_of, recorded_after
-from ephemeron.training.task.job_task import JobTask
 from ephemeron.training.task.moving_average import MovingAverage
 from ephemeron.training.task.outer_optimizer import OuterOptimizer
 from ephemeron.training.task.part_report import PartReport, averaged, backward
-from ephemeron.training.task.program import Program, trainable
+from ephemeron.training.task.program import JobTask, Program, trainable
 from ephemeron.training.task.staleness import OwnGradient, ProvisionalSteps
 from ephemeron.training.task.task import Task
 from ephemeron.training.task.tensors import as_tensors, parts_of
 from ephemeron.training.tensors import ABSENT, Arrays, absent_parts
 from ephemeron.training.worker.trainers.early_pieces import EarlyPieces
-from ephemeron.training.worker.trainers.flat_gradients import FlatGradients
-from ephemeron.training.worker.trainers.flat_parameters import make_dense
+from ephemeron.training.worker.trainers.flat_parameters import FlatGradients, make_dense
 from ephemeron.training.worker.trainers.program_state import Counters, ProgramState
 from ephemeron.training.worker.trainers.torch_state import RandomState
 from ephemeron.training.worker.trainers.trainer import TrainingStep
