@@ -32,8 +32,7 @@ from benchmarks import planning_thesis
 from benchmarks.common import environment, write
 from benchmarks.planning_tables import DISTRIBUTED, KREDUCE, ROWS, Published, described, epochs, space_of
 from benchmarks.planning_workloads import COUNT, cpu_seconds
-from ephemeron.training.planner.baselines import two_stage
-from ephemeron.training.planner.baselines.two_stage import evaluate
+from ephemeron.training.planner.baselines import evaluate, two_stage
 from ephemeron.training.planner.model.builtin import builtin_platform
 from ephemeron.training.planner.model.profile import PlatformProfile
 from ephemeron.training.planner.search.branch_and_bound import exact

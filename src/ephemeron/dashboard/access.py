@@ -105,13 +105,13 @@ class Access:
             return response
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         is_program = scheme.lower() == "bearer" and hmac.compare_digest(bearer.strip().encode(), self._token)
-        if not (is_program or hmac.compare_digest(self._cookie_of(headers), self._derived("cookie").encode())):
+        if not (is_program or hmac.compare_digest(self._read_cookie(headers), self._derived("cookie").encode())):
             return _refused("no token: open the address that `ephemeron serve dashboard` has printed", 401)
         if scope["method"] not in ("GET", "HEAD") and not (is_program or self._is_wanted(headers)):
             return _refused("refused: the request does not come from a page of this dashboard", 403)
         return None
 
-    def _cookie_of(self, headers: Headers) -> bytes:
+    def _read_cookie(self, headers: Headers) -> bytes:
         found = self._cookie_value.search(headers.get("cookie", "")[:_MAX_COOKIES])
         return found[1].encode() if found else b""
 

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,9 +30,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from ephemeron.config import own_processes
 from ephemeron.dashboard import run_documents
 from ephemeron.dashboard.access import CHANGE_HEADER
-from ephemeron.dashboard.ending import end_run, end_trial
 from ephemeron.dashboard.library import Library
 from ephemeron.dashboard.output import output_of
 from ephemeron.dashboard.phases import COLUMNS, rows_of
@@ -42,6 +43,54 @@ from ephemeron.dashboard.studies import Studies
 from ephemeron.errors import UserError
 from ephemeron.events import PHASES
 from ephemeron.runs.status import may_be_running, status_of
+
+END_FILE = "end"
+"""In the folder of a trial: its study is to end it."""
+_TIMEOUT_S = 60.0
+
+
+async def end_run(folder: Path, *, now: bool) -> str:
+    """Asks a run to stop at its next checkpoint, or kills its functions.
+
+    Returns:
+        A sentence for the user.
+
+    Raises:
+        UserError: it was not stopped; with the reason.
+    """
+    arguments = own_processes.command("stop-run", str(folder), *(["--now"] if now else []))
+    process = await asyncio.create_subprocess_exec(
+        *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            _, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise UserError(f"the platform of {folder.name} did not answer within {_TIMEOUT_S:g} s") from None
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        reason = f"{folder.name} was not stopped: the process that asks it ended with {process.returncode}"
+        raise UserError(lines[-1].removeprefix("error: ") if lines else reason)
+    return "its functions were killed" if now else "it stops at its next checkpoint"
+
+
+def end_trial(folder: Path) -> str:
+    """Asks the study of a trial to end it.
+
+    Returns:
+        A sentence for the user.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    try:
+        (folder / END_FILE).touch()
+    except OSError as e:
+        raise UserError(f"cannot write {folder / END_FILE}: {e.strerror}") from None
+    return "its study ends it"
+
 
 _LEVELS = range(-20, 21)
 """Powers of two seconds that a column of a tile may be wide."""
@@ -221,7 +270,7 @@ def _file(name: str, request: Request) -> Response:
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     kind = mimetypes.guess_type(name)[0] or "text/plain"
-    return _compressed(request, data, "text/javascript" if name.endswith(".js") else kind, headers=headers)
+    return _compress_response(request, data, "text/javascript" if name.endswith(".js") else kind, headers=headers)
 
 
 async def _in_thread(request: Request, make: Callable[[], Any]) -> Response:
@@ -264,10 +313,10 @@ def _number(request: Request, name: str, default: int, allowed: range) -> int:
 
 
 def _json(request: Request, value: Any, status: int = 200) -> Response:
-    return _compressed(request, msgspec.json.encode(value), "application/json", status=status)
+    return _compress_response(request, msgspec.json.encode(value), "application/json", status=status)
 
 
-def _compressed(request: Request, data: bytes, kind: str, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _compress_response(request: Request, data: bytes, kind: str, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     headers = {**(headers or {}), "vary": "accept-encoding"}
     if len(data) > _SMALL and "deflate" in request.headers.get("accept-encoding", ""):
         data, headers["content-encoding"] = zlib.compress(data, 3), "deflate"

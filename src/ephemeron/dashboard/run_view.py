@@ -190,7 +190,7 @@ class RunView:
         """Since the last other event."""
         for line in lines:
             try:
-                event = None if line.startswith(_PROGRESS) else _event_of(line)
+                event = None if line.startswith(_PROGRESS) else _parse_event(line)
                 if event is None or isinstance(event, Progress):
                     if not line.strip():
                         continue
@@ -298,7 +298,7 @@ class RunView:
         return self.meter.cost_usd(self.t)
 
 
-def _event_of(line: bytes) -> Event | None:
+def _parse_event(line: bytes) -> Event | None:
     """The event of a line; None: it is empty."""
     return from_json(line.decode(errors="replace")) if line.strip() else None
 

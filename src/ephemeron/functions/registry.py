@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.functions.async_invoke.deployer import Deployer
-    from ephemeron.functions.async_invoke.provider import Provider
+    from ephemeron.functions.async_invoke.provider import Deployer, Provider
 
 _CLOUDS = {
     "aws": "ephemeron.functions.aws.provider:AwsLambda",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import json
 import os
 import re
@@ -173,8 +172,10 @@ def _lines(path: Path) -> list[str]:
 
 def _of_extra(name: str) -> list[str]:
     """Requirements of an extra of this package, and of those that it names."""
+    from importlib.metadata import requires
+
     found: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires(_OWN) or []:
+    for line in requires(_OWN) or []:
         if (fits := _EXTRA.fullmatch(line.strip())) is not None:
             found.setdefault(fits["extra"], []).append(fits["requirement"].strip())
     if name not in found:
@@ -192,9 +193,11 @@ def _name_of(requirement: str) -> str:
 
 def _pinned(requirement: str) -> str:
     """PyTorch as the client has it, so that what it has computed is what functions compute."""
+    from importlib.metadata import PackageNotFoundError, version
+
     if _name_of(requirement) != "torch":
         return requirement
     try:
-        return f"torch=={importlib.metadata.version('torch').partition('+')[0]}"
-    except importlib.metadata.PackageNotFoundError:
+        return f"torch=={version('torch').partition('+')[0]}"
+    except PackageNotFoundError:
         return requirement

@@ -16,7 +16,7 @@ from ephemeron.functions.async_invoke.records import parse
 from ephemeron.functions.base import Call
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, duration, gateway_values, spec_of
 from ephemeron.functions.openfaas.handler import SECRETS, secrets_in
-from ephemeron.functions.openfaas.platform import reports_of
+from ephemeron.functions.openfaas.platform import parse_callback
 from ephemeron.functions.openfaas.replica import out_of_memory_kills, told_by
 from ephemeron.functions.openfaas.settings import OpenFaasSettings
 from ephemeron.testing.openfaas_gateway.functions import cores, quantity, seconds
@@ -24,7 +24,7 @@ from ephemeron.testing.openfaas_gateway.functions import cores, quantity, second
 
 @given(st.integers(100, 599), st.floats(0, 1e5), st.binary(max_size=50))
 def test_a_call_back_tells_of_an_end_only_where_the_function_could_not(status: int, took_s: float, body: bytes) -> None:
-    told = reports_of({"x-call-id": "c", "x-function-status": str(status), "x-duration-seconds": f"{took_s:f}"}, body)
+    told = parse_callback({"x-call-id": "c", "x-function-status": str(status), "x-duration-seconds": f"{took_s:f}"}, body)
     deaths = [t for t in told if isinstance(t, Death)]
     assert len(deaths) == (0 if 200 <= status < 300 else 1)
     assert all(t.request == "c" for t in told)
@@ -46,7 +46,7 @@ def test_a_call_back_tells_of_an_end_only_where_the_function_could_not(status: i
     ],
 )
 def test_what_is_no_call_back_tells_nothing(headers: dict[str, str]) -> None:
-    assert reports_of(headers, b"") == []
+    assert parse_callback(headers, b"") == []
 
 
 def test_a_death_that_only_the_gateway_saw_ends_the_call_with_its_seconds() -> None:
@@ -74,7 +74,7 @@ def test_a_death_that_only_the_gateway_saw_ends_the_call_with_its_seconds() -> N
         parse({"record": "begun", "id": "0.0.a", "delivery": 0, "request": "c", "stream": "", "billed_by": "supervisor", "at": 0.0}),
         now=1.0,
     )
-    for said in reports_of({"x-call-id": "c", "x-function-status": "502", "x-duration-seconds": "7.25"}, b"Bad Gateway"):
+    for said in parse_callback({"x-call-id": "c", "x-function-status": "502", "x-duration-seconds": "7.25"}, b"Bad Gateway"):
         calls.feed_log(said, now=8.0)
     assert calls.due(now=8.0) == [], "an outcome may still be in the store"
     (end,) = calls.due(now=8.0 + DEATH_S)
@@ -124,7 +124,7 @@ def test_a_supervisors_bill_is_final_and_no_other_is_waited_for() -> None:
         ),
         now=3.0,
     )
-    for said in reports_of({"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "9"}, b""):
+    for said in parse_callback({"x-call-id": "c", "x-function-status": "500", "x-duration-seconds": "9"}, b""):
         calls.feed_log(said, now=3.0)
     (end,) = calls.due(now=3.0)
     assert (end.billed_by, end.outcome.billed_s, end.outcome.peak_memory_mb) == ("supervisor", 2.001, 1024.0)

@@ -17,7 +17,7 @@ from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.context import Context
 from ephemeron.training.job import DataSpec, Job, Target
 from ephemeron.training.profiling import live
-from ephemeron.training.profiling.live import links_of, measured_links
+from ephemeron.training.profiling.live import fit_links, measure_direct_links
 from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.worker.link_probe import measure_links
 from ephemeron.training.worker.probe_messages import LinkProbe, LinkResult
@@ -86,7 +86,7 @@ def test_coefficients_are_medians_and_links_beyond_the_first_share_the_rest():
         exchange_s=(0.02, 0.1, 0.04),
         exchange_cpu_s=(0.004, 0.006, 0.005),
     )
-    found = links_of(raw, mb=8.0, others=3)
+    found = fit_links(raw, mb=8.0, others=3)
     assert found.latency_s == 2e-5
     assert found.mb_s == pytest.approx(8.0 / 0.04)
     assert found.cpu_s_per_mb == pytest.approx(0.005 / 8.0)
@@ -104,7 +104,7 @@ def test_functions_of_this_machine_measure_their_links(tmp_path, monkeypatch):
 
     async def go():
         async with live.probing(prepared, channel="folder", secrets={}, limits=limits, on_progress=lambda text: None) as prober:
-            return await measured_links(prober, 704)
+            return await measure_direct_links(prober, 704)
 
     found = asyncio.run(go())
     assert found is not None

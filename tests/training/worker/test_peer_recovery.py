@@ -6,7 +6,7 @@ from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.communication.keys import Keys
 from ephemeron.functions import simulation
 from ephemeron.testing.direct_world import memory_mesh, until
-from ephemeron.training.worker.recovery.common_checkpoint import CommonCheckpoint, newest_common
+from ephemeron.training.worker.recovery.checkpoint import CommonCheckpoint, newest_common
 from ephemeron.training.worker.recovery.peer_recovery import PeerStatus, Source, choose, is_lost
 from ephemeron.training.worker.trainers.private_copies import PrivateCopies, PrivateMark, holders
 

@@ -11,7 +11,7 @@ import click
 from ephemeron.cli.bounds import read_labels
 
 if TYPE_CHECKING:
-    from ephemeron.functions.async_invoke.deployer import Deployer
+    from ephemeron.functions.async_invoke.provider import Deployer
 
 F = TypeVar("F", bound=Callable[..., Any])
 

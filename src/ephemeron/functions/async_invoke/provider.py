@@ -1,15 +1,22 @@
-"""The port `Provider`: name and limits of a cloud, its checks, and access to the calls of a run."""
+"""The ports of a cloud: `Provider`, its name and limits, its checks and access to the calls of a run; and `Deployer`, which creates and
+removes its functions and says so in lines for people.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
+from ephemeron.communication.channels import public_address
+from ephemeron.communication.channels.address import store_address
+from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.platform import AsyncInvokePlatform
+from ephemeron.functions.async_invoke.sizes import function_of, parse_sizes
 from ephemeron.functions.base import Limits
+from ephemeron.functions.source_bundle import FunctionEnvironment, environment_of
 
 
 class Settings(Protocol):
@@ -139,3 +146,104 @@ class Provider(ABC, Generic[S]):
             JobError: the function has changed since the run was admitted.
             PlatformError: the cloud cannot be reached.
         """
+
+
+ACCOUNT = "ACCOUNT"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What every cloud is told of the functions to create."""
+
+    channel: str
+    """Address that functions may use, without credentials."""
+    sizes_mb: tuple[int, ...]
+    """Memory sizes, the first is that of runs which name none."""
+    out: Path
+    """Folder for what is to be reviewed."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Tags or labels of the functions; see `runs.labels`."""
+    environment: FunctionEnvironment = field(default_factory=FunctionEnvironment)
+    """Python and packages of the functions."""
+
+    @property
+    def store(self) -> str:
+        """Address of the store of the channel."""
+        return store_address(self.channel)
+
+    def size_of(self, name: str, function: str) -> int:
+        """Memory size of a function of the deployment; 0: none of its sizes."""
+        return next((mb for mb in self.sizes_mb if function_of(function, self.sizes_mb, mb) == name), 0)
+
+
+class Deployer(ABC, Generic[S]):
+    """A port with one implementation per cloud that has functions of its own; `ephemeron.functions.registry` knows them by name."""
+
+    settings: type[S]
+    range_mb: tuple[int, int]
+    """Smallest and largest memory."""
+
+    def read(
+        self,
+        channel: str,
+        memory_mb: str,
+        out: Path,
+        labels: Mapping[str, str] | None = None,
+        *,
+        python: str | None = None,
+        requirements: Sequence[Path] = (),
+        extras: Sequence[str] = (),
+    ) -> Deployment:
+        """What is wanted, of what a user gives.
+
+        Args:
+            channel, memory_mb, out, labels: see `Deployment`.
+            python, requirements, extras: see `environment_of`.
+
+        Raises:
+            JobError: the address has credentials, a size is none, or functions cannot have such an environment.
+        """
+        public, secrets = public_address(channel)
+        if secrets:
+            raise JobError("credentials do not belong in --channel", remedy="set EPHEMERON_CHANNEL_PASSWORD instead")
+        low_mb, high_mb = self.range_mb
+        sizes = parse_sizes(memory_mb, low_mb=low_mb, high_mb=high_mb)
+        environment = environment_of(out, python=python, requirements=requirements, extras=extras)
+        return Deployment(channel=public, sizes_mb=sizes, out=out, labels=labels or {}, environment=environment)
+
+    @abstractmethod
+    def deploy(self, settings: S, wanted: Deployment, options: Mapping[str, Any], tell: Tell) -> None:
+        """Writes documents for review; where the options name what was made of them, creates the functions too.
+
+        Args:
+            settings: located.
+            wanted: for every cloud.
+            options: of this cloud's own, by name.
+            tell: takes lines for people.
+
+        Raises:
+            JobError, MissingExtra: one line each.
+        """
+
+    @abstractmethod
+    def describe(self, settings: S) -> str:
+        """Everything that `remove` deletes, for a question."""
+
+    @abstractmethod
+    def remove(self, settings: S, tell: Tell) -> None:
+        """Deletes everything that `deploy` has created, and tells what stays.
+
+        Raises:
+            JobError: the cloud refuses.
+        """
+
+
+def account_of(role: str | None) -> str:
+    """Number of the account of a role's ARN; without one, the word that documents have in its place."""
+    return role.split(":")[4] if role and role.count(":") >= 5 else ACCOUNT
+
+
+def outcome(name: str, was_there: bool) -> str:
+    """A line about something that was to be deleted."""
+    return f"deleted {name}" if was_there else f"there is no {name}"

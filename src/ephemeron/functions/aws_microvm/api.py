@@ -72,7 +72,7 @@ class LaunchSpec:
     """ARNs of network connectors; none: the service's default, which lets in who has a token."""
     log_group: str
 
-    def image_of(self, memory_mb: int) -> tuple[str, str]:
+    def image_for(self, memory_mb: int) -> tuple[str, str]:
         """ARN and version of the image of a memory size; of a size that is not deployed, the first one's."""
         arn = function_of(self.image_arn, self.sizes_mb, memory_mb)
         return arn, self.versions[self.sizes_mb.index(memory_mb) if memory_mb in self.sizes_mb else 0]
@@ -85,7 +85,7 @@ class LaunchSpec:
     @property
     def image_arns(self) -> tuple[str, ...]:
         """ARNs of all images."""
-        return tuple(self.image_of(memory_mb)[0] for memory_mb in self.sizes_mb)
+        return tuple(self.image_for(memory_mb)[0] for memory_mb in self.sizes_mb)
 
 
 class MicrovmApi:
@@ -108,7 +108,7 @@ class MicrovmApi:
             token: client token.
             maximum_s: after which the service terminates it.
         """
-        arn, version = spec.image_of(memory_mb)
+        arn, version = spec.image_for(memory_mb)
         ingress = {"ingressNetworkConnectors": list(spec.ingress)} if spec.ingress else {}
         answer = await asyncio.to_thread(
             self._client.run_microvm,

@@ -28,7 +28,7 @@ from ephemeron import logs
 from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, json_response, listen
 from ephemeron.errors import ChannelError, CorruptMessage
 from ephemeron.functions.async_invoke.records import InvokeRequest
-from ephemeron.functions.openfaas.replica import FunctionReplica, ReplicaSettings, answer_of, told_by
+from ephemeron.functions.openfaas.replica import FunctionReplica, ReplicaSettings, gateway_answer, told_by
 
 PORT = 5000
 UPSTREAM = "http_upstream_url"
@@ -99,7 +99,7 @@ async def _run(replica: FunctionReplica, envelope: InvokeRequest, headers: Mappi
     except ChannelError as e:
         return json_response({"error": f"the channel cannot be reached from here: {e}"}, status=500)
     return Response(
-        status=_STATUS.get(outcome.status, 500), headers={"Content-Type": "application/json"}, body=answer_of(outcome, envelope.id)
+        status=_STATUS.get(outcome.status, 500), headers={"Content-Type": "application/json"}, body=gateway_answer(outcome, envelope.id)
     )
 
 

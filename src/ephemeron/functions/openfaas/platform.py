@@ -164,11 +164,11 @@ class Callbacks:
     async def _answer(self, request: HttpRequest) -> Response:
         if request.path.strip("/").rpartition("/")[2] != self._token:
             return Response(status=404)
-        self._heard += reports_of(request.headers, request.body)
+        self._heard += parse_callback(request.headers, request.body)
         return Response()
 
 
-def reports_of(headers: Mapping[str, str], body: bytes) -> list[LogReport | Death]:
+def parse_callback(headers: Mapping[str, str], body: bytes) -> list[LogReport | Death]:
     """Reports of a call-back; none if the call ended well, or if it is not a call-back.
 
     Args:

@@ -120,7 +120,7 @@ def told_by(environ: Mapping[str, str]) -> ReplicaSettings:
     )
 
 
-def answer_of(outcome: HandlerOutcome, delivery: str) -> bytes:
+def gateway_answer(outcome: HandlerOutcome, delivery: str) -> bytes:
     """Answer to the gateway, and to a call-back: small, since the value is in the store."""
     error = outcome.error.splitlines()[0] if outcome.error else ""
     return json.dumps({"id": delivery, "status": outcome.status, "error": error}).encode()

@@ -71,7 +71,7 @@ class RedisQueue(TaskQueue):
 
     async def publish(self, tasks: Sequence[TaskSpec], *, order: int = 0) -> str:
         batch, data = batch_name(tasks, order)
-        await self._script(scripts.PUBLISH, batch, self._sealed(data, batch), order)
+        await self._script(scripts.PUBLISH, batch, self._seal(data, batch), order)
         return batch
 
     def key_of(self, batch: str) -> str:
@@ -86,7 +86,7 @@ class RedisQueue(TaskQueue):
             if self._connected.get(edge.name) == digest:  # whatever has happened to its inputs since then was counted there
                 continue
             batch, tasks = batch_name(edge.tasks, edge.order)
-            rows += [edge.name, self._sealed(document, f"edge/{edge.name}"), edge.inputs, batch, edge.order, self._sealed(tasks, batch)]
+            rows += [edge.name, self._seal(document, f"edge/{edge.name}"), edge.inputs, batch, edge.order, self._seal(tasks, batch)]
             digests[edge.name] = digest
         if not rows:
             return
@@ -211,7 +211,7 @@ class RedisQueue(TaskQueue):
             rows: list[Any] = []
             for result in news:
                 edges = then[result.id] if result.is_final else ()
-                data = self._sealed(pack([result]), "results")
+                data = self._seal(pack([result]), "results")
                 error = f"its input {result.id} is {result.status}: {result.error}".rstrip(": ")
                 rows += [result.id, result.status, result.tries, nonces[result.id], data, error, len(edges), *edges]
             done, conflicts, leased = await self._script(scripts.COMPLETE, state.batch, *leasing, *rows)
@@ -238,7 +238,7 @@ class RedisQueue(TaskQueue):
             error = (await self._command("HGET", f"{self._prefix}lost", name)).decode()
             edge = unpack_edge(self._opened(document, f"edge/{name}"), key=name)
             batch, data = batch_name(edge.tasks, edge.order)
-            if await self._script(scripts.ABANDON, name, batch, self._sealed(data, batch), edge.order):
+            if await self._script(scripts.ABANDON, name, batch, self._seal(data, batch), edge.order):
                 state = await self._load(batch)
                 if state is not None:
                     dead = [TaskResult(id=task.id, status="dead", error=error) for task in state.pending]
@@ -290,7 +290,7 @@ class RedisQueue(TaskQueue):
     def _lease_ms(self) -> int:
         return max(1, round(self.lease_s * 1000))
 
-    def _sealed(self, data: bytes, name: str) -> bytes:
+    def _seal(self, data: bytes, name: str) -> bytes:
         return data if self._signing is None else b"".join(self._signing.signed([data], name=self._prefix + name))
 
     def _opened(self, data: bytes, name: str) -> memoryview:

@@ -220,7 +220,7 @@ class DeviceRun:
             device=self.device,
             iteration=self.iteration,
             operation=operation,
-            operator=_operator_of(raised_by(error).__traceback__),
+            operator=_innermost_operator(raised_by(error).__traceback__),
         )
 
     def _forward(self, o: Operation) -> None:
@@ -280,7 +280,7 @@ def devices_of(every: Sequence[StageBoundary]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(b.device for b in every))
 
 
-def _operator_of(trace: TracebackType | None) -> str:
+def _innermost_operator(trace: TracebackType | None) -> str:
     """Operator of the innermost step in a traceback; empty: none."""
     found = ""
     while trace is not None:

@@ -122,7 +122,7 @@ class StageRun:
             Outputs by name, detached; and loss and metrics, of the last stage.
         """
         kept = _Kept(
-            values={n: self._leaf_of(n, v) for n, v in values.items()},
+            values={n: self._make_leaf(n, v) for n, v in values.items()},
             made={},
             buffers=self._buffer_values(),
             key=(iteration, micro_batch),
@@ -151,7 +151,7 @@ class StageRun:
         kept = self._kept.pop(micro_batch)
         made, loss = kept.made, kept.loss
         if self.recompute:
-            made, loss = self._recomputed(kept)
+            made, loss = self._recompute(kept)
         roots = [(t, gradients[n]) for n, t in made.items() if n in gradients and isinstance(t, torch.Tensor) and t.requires_grad]
         tensors, given = [t for t, _ in roots], [g for _, g in roots]
         if loss is not None and loss.requires_grad:
@@ -172,7 +172,7 @@ class StageRun:
             if total is not None:
                 p.grad = total if p.grad is None else p.grad + total
 
-    def _leaf_of(self, name: str, value: Any) -> Any:
+    def _make_leaf(self, name: str, value: Any) -> Any:
         return leaf(value, name in self.boundary.differentiable)
 
     def _run(self, kept: _Kept, *, score: bool) -> tuple[dict[str, object], torch.Tensor | None, MicroBatchLoss | None]:
@@ -196,10 +196,10 @@ class StageRun:
         return (
             made,
             value * kept.weight,
-            MicroBatchLoss(loss=value.item(), metrics=metrics, results={n: _detached(ends[n]) for n in loss_spec.results}),
+            MicroBatchLoss(loss=value.item(), metrics=metrics, results={n: _detach(ends[n]) for n in loss_spec.results}),
         )
 
-    def _recomputed(self, kept: _Kept) -> tuple[dict[str, object], torch.Tensor | None]:
+    def _recompute(self, kept: _Kept) -> tuple[dict[str, object], torch.Tensor | None]:
         now = self._buffer_values()
         self._set_buffers(kept.buffers)
         try:
@@ -230,5 +230,5 @@ def written_inputs(stage: Stage, traced: Traced) -> frozenset[str]:
     return frozenset(p.name for p in stage.spec.inputs if p.kind == "tensor" and seen.values[p.name].storage in storages)
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value

@@ -132,7 +132,7 @@ class OptimizerShard:
                         f"the optimiser's state has nothing for parameter {name}",
                         remedy="load the state of the same model with the same frozen parameters",
                     )
-                numbered.update({k: _nested(v) for k, v in options[name].items() if k in numbered})
+                numbered.update({k: _as_tuple(v) for k, v in options[name].items() if k in numbered})
                 if name in states:
                     found[number] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in states[name].items()}
         self.optimizer.load_state_dict({"state": found, "param_groups": document["param_groups"]})
@@ -151,5 +151,5 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _nested(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

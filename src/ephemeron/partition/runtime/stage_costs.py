@@ -189,8 +189,8 @@ def _work(staged: _StageInput, flight: int, targets: Any, make: MakeOptimizer, c
         if trained and not optimizers:
             optimizers.append(make(trained))
         for m in range(flight - 1):
-            run.forward(0, m, _cloned(staged.values), targets=targets)
-        values = _cloned(staged.values)
+            run.forward(0, m, _clone_values(staged.values), targets=targets)
+        values = _clone_values(staged.values)
         gradients = {n: g.clone() for n, g in staged.gradients.items()}
         begun = clock()
         run.forward(0, flight - 1, values, targets=targets)
@@ -208,7 +208,7 @@ def _work(staged: _StageInput, flight: int, targets: Any, make: MakeOptimizer, c
     return work
 
 
-def _cloned(values: Mapping[str, object]) -> dict[str, object]:
+def _clone_values(values: Mapping[str, object]) -> dict[str, object]:
     """Copies at other addresses, as received values have."""
     return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in values.items()}
 

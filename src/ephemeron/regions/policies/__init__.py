@@ -121,7 +121,7 @@ def parse_sync(text: str) -> RegionSync:
     auto = name == "auto" or (name == "diloco" and "auto" in options)
     name = "diloco" if auto else name
     values: dict[str, object] = {"policy": name, "auto": auto}
-    allowed = _options_of(name, auto=auto)
+    allowed = _allowed_options(name, auto=auto)
     for option in options:
         if auto and option == "auto":
             continue
@@ -166,7 +166,7 @@ def checked_sync(text: str, compression: str, every: int) -> RegionSync:
     return sync
 
 
-def _options_of(name: str, *, auto: bool) -> tuple[str, ...]:
+def _allowed_options(name: str, *, auto: bool) -> tuple[str, ...]:
     if name == "diloco":
         return _OF_ADAPTIVE if auto else _OF_DILOCO
     return () if name == "sma" else _OF_ASYNCHRONOUS

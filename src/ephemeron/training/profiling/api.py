@@ -33,7 +33,7 @@ from ephemeron.training.planner.model.provenance import (
     TransferRow,
 )
 from ephemeron.training.profiling import calibration, live, probe_design, store
-from ephemeron.training.profiling.live import Prober, measured_links
+from ephemeron.training.profiling.live import Prober, measure_direct_links
 from ephemeron.training.profiling.preparation import prepared_alone
 from ephemeron.training.profiling.probe_bill import BUDGET_USD
 from ephemeron.training.profiling.probe_design import Measurement, Range
@@ -157,7 +157,7 @@ async def _measure(prober: Prober, prepared: Prepared, channel: str, known: stor
     second = await _second_cpu(prober, cells, high, end)
     peaks = [*first, *cells, *kept_out]
     memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
-    workload = live.workload_of(prepared, raw, fitted, memory, 2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0)
+    workload = live.build_workload(prepared, raw, fitted, memory, 2.0 if second and second >= WORTH_A_SECOND_CPU else 1.0)
     workload, platform, calibrated = await _calibrate(prober, prepared, workload, known.platform, over)
     if not known.reused:
         known = dataclasses.replace(known, platform=platform)
@@ -320,7 +320,7 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
     polls: list[float] = []
     for quota in quotas:
         raw = await prober.transfers(quota, sizes, REPEATS)
-        timings += live.timings_of(quota, raw)
+        timings += live.transfer_timings(quota, raw)
         together += raw.together
         polls += raw.polls_s
     while not prober.warm_s:
@@ -328,7 +328,7 @@ async def _platform(prober: Prober, prepared: Prepared, channel: str, quotas: Se
     source = f"measured by functions of this machine ({store.this_machine()}), channel {channel}"
     found = TransferRows(timings=timings, together=together, polls=polls)
     known = assembled(prober, prepared, found, name="local", cold_start_s=prober.cold_s[0], source=source)
-    return dataclasses.replace(known, platform=dataclasses.replace(known.platform, links=await measured_links(prober, quotas[-1])))
+    return dataclasses.replace(known, platform=dataclasses.replace(known.platform, links=await measure_direct_links(prober, quotas[-1])))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

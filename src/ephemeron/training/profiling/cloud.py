@@ -133,8 +133,8 @@ def costs_of(prepared: Prepared, sizes: Sequence[int], limits: Limits) -> ProbeC
     """Largest cost of the probes."""
     prices = prepared.spec.prices
     first = _one_vcpu(sizes, limits)
-    puts = len(_transferred(prepared)) * (1 + REPEATS) + 2 * REPEATS * (1 + live.PARALLEL)
-    nbytes = 2 * sum(size * (1 + REPEATS) for size in _transferred(prepared)) * MB
+    puts = len(_transfer_sizes_mb(prepared)) * (1 + REPEATS) + 2 * REPEATS * (1 + live.PARALLEL)
+    nbytes = 2 * sum(size * (1 + REPEATS) for size in _transfer_sizes_mb(prepared)) * MB
     request_usd = puts * (prices.put_usd + prices.get_usd) + (3 + REPEATS) * prices.get_usd + nbytes * prices.byte_usd
     return ProbeCosts(
         sizes_mb=tuple(sizes), first_mb=first, call_s=min(CALL_S, limits.lifetime_s), prices=prices, requests_usd=len(sizes) * request_usd
@@ -146,7 +146,7 @@ def _one_vcpu(sizes: Sequence[int], limits: Limits) -> int:
     return max((size for size in sizes if size <= limits.mb_per_vcpu), default=min(sizes))
 
 
-def _transferred(prepared: Prepared) -> list[float]:
+def _transfer_sizes_mb(prepared: Prepared) -> list[float]:
     """MB of the objects that are transferred."""
     return [*_SIZES_MB, float(min(64.0, max(8.0, 1.5 * prepared.model_bytes / MB)))]
 
@@ -223,7 +223,7 @@ async def _measure(prober: Prober, prepared: Prepared, platform: str, costs: Pro
     over, cells, refused = await _steps(prober, first, top, costs.sizes_mb)
     found = await _transfers(prober, prepared, costs.sizes_mb, refused)
     vcpus, speedup = _vcpus(cells, limits)
-    cells, kept_out, stopped = await _narrowed(prober, over, cells, vcpus, confidence)
+    cells, kept_out, stopped = await _refine_cells(prober, over, cells, vcpus, confidence)
     usable = [c for c in cells if c.memory_mb <= vcpus * limits.mb_per_vcpu or c.memory_mb == min(over.quotas)]
     fitted = probe_design.fit(usable)
     known = assembled(
@@ -238,7 +238,7 @@ async def _measure(prober: Prober, prepared: Prepared, platform: str, costs: Pro
     peaks = [*first, *cells, *kept_out]
     memory = fit_memory([c.batch for c in peaks], [c.peak_mb for c in peaks])
     return Profile(
-        workload=live.workload_of(prepared, raw, fitted, memory, vcpus),
+        workload=live.build_workload(prepared, raw, fitted, memory, vcpus),
         platform=known.platform.of_sizes(limits.sizes_mb),
         fit=Provenance(
             steps=probe_design.step_provenance(fitted, usable, kept_out, over, confidence, stopped),
@@ -287,12 +287,12 @@ async def _transfers(prober: Prober, prepared: Prepared, sizes: Sequence[int], r
     polls: list[float] = []
     for size in sizes:
         try:
-            raw = await prober.transfers(size, _transferred(prepared), REPEATS)
+            raw = await prober.transfers(size, _transfer_sizes_mb(prepared), REPEATS)
         except OutOfMemory:
             if size not in refused:
                 refused.append(size)
             continue
-        timings += live.timings_of(size, raw)
+        timings += live.transfer_timings(size, raw)
         together += raw.together
         polls += raw.polls_s
     if not timings:
@@ -313,7 +313,7 @@ def _vcpus(cells: Sequence[Measurement], limits: Limits) -> tuple[float, float |
     return vcpus_of(seconds, worth=WORTH_A_SECOND_CPU), round(reference[1] / ordered[-1][1], 3)
 
 
-async def _narrowed(
+async def _refine_cells(
     prober: Prober, over: Range, cells: list[Measurement], vcpus: float, confidence: float
 ) -> tuple[list[Measurement], list[Measurement], str]:
     """Further steps until their interval is as wanted. Returns the cells, those kept out of the fit, and why it ended."""

@@ -36,7 +36,6 @@ from ephemeron.training.driver.launching.prepare import Prepared
 from ephemeron.training.planner.model.direct_links import DirectLinks
 from ephemeron.training.planner.model.fit import MemoryFit, StepFit, TimingSample
 from ephemeron.training.planner.model.profile import Workload
-from ephemeron.training.profiling import live
 from ephemeron.training.profiling.probe_bill import ProbeBill
 from ephemeron.training.profiling.probe_design import Measurement
 from ephemeron.training.worker.probe_messages import (
@@ -166,7 +165,7 @@ class Prober:
         return first.links
 
 
-def timings_of(memory_mb: int, raw: TransferResult) -> list[TimingSample]:
+def transfer_timings(memory_mb: int, raw: TransferResult) -> list[TimingSample]:
     """Both directions of every size: medians, since a disturbance only ever makes a transfer longer."""
     out = []
     for size in sorted({row.size_mb for row in raw.rows}):
@@ -241,7 +240,7 @@ def data_mb(prepared: Prepared) -> float:
     return size_of(prepared.objects[Keys(prepared.spec.run_id).data(0)]) / MB
 
 
-def workload_of(prepared: Prepared, raw: ProbeResult, fitted: StepFit, memory: MemoryFit, vcpus: float) -> Workload:
+def build_workload(prepared: Prepared, raw: ProbeResult, fitted: StepFit, memory: MemoryFit, vcpus: float) -> Workload:
     """The workload of a profile, from the first look at the job and the fits of its probes."""
     spec, folded = prepared.spec, raw.fold
     assert folded is not None  # the first look asks for it
@@ -264,7 +263,7 @@ def workload_of(prepared: Prepared, raw: ProbeResult, fitted: StepFit, memory: M
     )
 
 
-async def measured_links(prober: live.Prober, memory_mb: int) -> DirectLinks | None:
+async def measure_direct_links(prober: Prober, memory_mb: int) -> DirectLinks | None:
     """Direct links between functions of a quota; None: they cannot connect, or have no store to meet at.
 
     Raises:
@@ -277,10 +276,10 @@ async def measured_links(prober: live.Prober, memory_mb: int) -> DirectLinks | N
     except FunctionFailed as e:
         _log.warning("direct links are not planned for, because they could not be measured: %s", e)
         return None
-    return links_of(raw, mb=live.LINK_MB, others=live.LINKED)
+    return fit_links(raw, mb=LINK_MB, others=LINKED)
 
 
-def links_of(raw: LinkResult, *, mb: float, others: int) -> DirectLinks:
+def fit_links(raw: LinkResult, *, mb: float, others: int) -> DirectLinks:
     """Coefficients from measurements: medians, since a disturbance only ever makes anything longer.
 
     Args:

@@ -82,7 +82,7 @@ def spending(
     changes, counted = _traffic_changes(rows, told)
     rows = tuple(dataclasses.replace(r, traffic=counted.get((r.rank, r.attempt, r.invocation), r.traffic)) for r in rows)
     times = _times(rows, changes, now)
-    series: dict[str, Floats] = {name: _stepped(changes, name, times) for name in _COUNTERS}
+    series: dict[str, Floats] = {name: _step_series(changes, name, times) for name in _COUNTERS}
     series["requests_usd"] = np.zeros(len(times), dtype=np.float64)
     for name, price in _request_prices(prices).items():
         series["requests_usd"] = series["requests_usd"] + series[name] * price
@@ -172,7 +172,7 @@ def _times(rows: Sequence[InvocationRow], changes: _Changes, now: float) -> Floa
     return np.asarray(times[np.linspace(0, len(times) - 1, DRAWN_POINTS).round().astype(int)])
 
 
-def _stepped(changes: _Changes, name: str, times: Floats) -> Floats:
+def _step_series(changes: _Changes, name: str, times: Floats) -> Floats:
     at = np.array([t for t, _ in changes], dtype=float)
     total = np.concatenate([[0.0], np.cumsum([getattr(c, name) for _, c in changes])])
     return np.asarray(total[np.searchsorted(at, times, side="right")], dtype=np.float64)

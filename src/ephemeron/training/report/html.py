@@ -107,7 +107,7 @@ def _tiles(story: RunSummary, figures: Headline) -> Markup:
     tiles = [
         ("Time", human_seconds(figures.seconds), f"{human_seconds(figures.seconds / n)} per iteration" if n else ""),
         ("Cost", usd(figures.cost_usd), f"{figures.cost_usd / budget:.0%} of the budget" if budget else mix),
-        _tested(figures),
+        _test_figure(figures),
         ("Training loss", _or_dash(figures.train_loss, ".4g"), _told("last iteration", figures.train_loss)),
         ("Iterations", f"{n:,}", f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""),
         ("Functions", f"{figures.workers}", f"{figures.quotas}; {calls}") if figures.regions else ("Functions", figures.quotas, calls),
@@ -117,7 +117,7 @@ def _tiles(story: RunSummary, figures: Headline) -> Markup:
     return tiled(tiles)
 
 
-def _tested(figures: Headline) -> tuple[str, str, str]:
+def _test_figure(figures: Headline) -> tuple[str, str, str]:
     """The accuracy where there is one, else the program's first metric, else the loss."""
     if figures.accuracy is not None:
         return "Accuracy", f"{figures.accuracy:.3f}", _told("test loss {:.4g}", figures.test_loss)

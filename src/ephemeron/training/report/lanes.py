@@ -143,10 +143,10 @@ def cells(columns: Iterable[Column]) -> tuple[Segment, ...]:
 
 def _totals(spans: dict[tuple[int, int], list[Span]], rank: int) -> dict[Phase, float]:
     parts = [part for (r, _), part in spans.items() if r == rank]
-    return {phase: sum(_covered(part, phase) for part in parts) for phase in PHASES}
+    return {phase: sum(_open_seconds(part, phase) for part in parts) for phase in PHASES}
 
 
-def _covered(spans: list[Span], phase: Phase) -> float:
+def _open_seconds(spans: list[Span], phase: Phase) -> float:
     """Seconds in which at least one span of the phase was open."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted((a, b) for p, a, b, _ in spans if p == phase):

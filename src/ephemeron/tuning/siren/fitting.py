@@ -177,7 +177,7 @@ def refined(spec: EnvironmentSpec, runs: Sequence[tuple[Sequence[Event], float]]
     seconds, costs, rates = [], [], []
     model = spec.model()
     for seen, cost_usd in runs:
-        epochs = _epochs_of(seen, spec)
+        epochs = _measured_epochs(seen, spec)
         known = [model.table.get((w, m)) for w, m, _, _, _ in epochs]
         if len(epochs) < 1 or any(k is None for k in known):
             raise JobError("the run has too few evaluations, or other functions than the policy", remedy="name another run")
@@ -196,7 +196,7 @@ def refined(spec: EnvironmentSpec, runs: Sequence[tuple[Sequence[Event], float]]
     )
 
 
-def _epochs_of(seen: Sequence[Event], spec: EnvironmentSpec) -> list[tuple[int, int, float, float, float]]:
+def _measured_epochs(seen: Sequence[Event], spec: EnvironmentSpec) -> list[tuple[int, int, float, float, float]]:
     """Functions, memory, seconds, and the losses before and after, of all epochs between two evaluations."""
     evaluated = sorted((e for e in seen if isinstance(e, Measured)), key=lambda e: e.epoch)
     changes = sorted((e for e in seen if isinstance(e, GenerationStarted)), key=lambda e: e.from_epoch)

@@ -12,7 +12,7 @@ from typing import Any
 from ephemeron.communication.channels.tls import for_functions
 from ephemeron.communication.direct.transport import listening_variables
 from ephemeron.errors import JobError
-from ephemeron.functions.async_invoke.deployer import ACCOUNT, Deployer, Deployment, Tell, account_of, outcome
+from ephemeron.functions.async_invoke.provider import ACCOUNT, Deployer, Deployment, Tell, account_of, outcome
 from ephemeron.functions.aws.deploy import function as functions
 from ephemeron.functions.aws.deploy import package, policy
 from ephemeron.functions.aws.managed_instances import ManagedInstances

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from ephemeron.communication.channels.address import is_direct
 from ephemeron.communication.channels.tls import for_functions
-from ephemeron.functions.async_invoke.deployer import Deployer, Deployment, Tell, account_of, outcome
+from ephemeron.functions.async_invoke.provider import Deployer, Deployment, Tell, account_of, outcome
 from ephemeron.functions.aws.deploy.deployer import delete_log
 from ephemeron.functions.aws.settings import delete_if_there
 from ephemeron.functions.aws_microvm.deploy import image, policy

@@ -10,7 +10,7 @@ from typing import Any
 from ephemeron.communication.channels.tls import for_functions
 from ephemeron.communication.direct.transport import listening_variables
 from ephemeron.errors import GatewayError, JobError
-from ephemeron.functions.async_invoke.deployer import Deployer, Deployment, Tell, outcome
+from ephemeron.functions.async_invoke.provider import Deployer, Deployment, Tell, outcome
 from ephemeron.functions.openfaas import preflight
 from ephemeron.functions.openfaas.deploy import function
 from ephemeron.functions.openfaas.deploy import function as functions

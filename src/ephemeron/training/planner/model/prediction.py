@@ -1,7 +1,7 @@
 """Predicted time and cost of a run: FasDL section 3.3, and the effects that its equations leave out.
 
 Pure and vectorised: a configuration is a set of arrays that broadcast against each other, so that one call prices a
-million of them. Plans rest on `predict`; `baselines.two_stage.published` has the thesis's own equations, for comparison. Where and why
+million of them. Plans rest on `predict`; `baselines.published` has the thesis's own equations, for comparison. Where and why
 they differ is written down in docs/decisions/0007. In short, `predict` counts
 
 - objects under way together: n of them take one object's time and n − 1 times the larger of what the link needs for

@@ -72,7 +72,7 @@ class Space:
     most_workers: int
     largest_global_batch: int
     published: Callable[..., Prediction] | None = None
-    """The thesis's equations (`baselines.two_stage.published`) in place of our model; None: our model."""
+    """The thesis's equations (`baselines.published`) in place of our model; None: our model."""
     total_memory_mb: float = 0.0
     """Sum of all functions' quotas; 0: no limit."""
     only_workers: frozenset[int] | None = None

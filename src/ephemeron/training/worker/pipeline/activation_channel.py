@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from ephemeron.partition.runtime.value_codec import BoundaryValue
+from ephemeron.partition.runtime.codec import BoundaryValue
 from ephemeron.training.collectives import StalledPeers
 from ephemeron.training.collectives.group import Arrivals
 from ephemeron.training.collectives.object_receiver import ObjectReceiver

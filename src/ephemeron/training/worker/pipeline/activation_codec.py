@@ -19,7 +19,7 @@ import xxhash
 
 from ephemeron.communication.channels.base import Buffer
 from ephemeron.errors import CorruptMessage
-from ephemeron.partition.runtime.value_codec import BoundaryValue, decode_values, encode_values
+from ephemeron.partition.runtime.codec import BoundaryValue, decode_values, encode_values
 
 MAGIC = b"EPHSTG1\n"
 ALIGNED = 64

@@ -17,10 +17,10 @@ import torch
 from ephemeron.config.typed import build, plain
 from ephemeron.data.batch_source import EVALUATION_BATCH, BatchSource, Positions, TrainingBatch
 from ephemeron.partition.runtime.boundaries import StageBoundary, stage_boundaries
+from ephemeron.partition.runtime.codec import BoundaryValue
 from ephemeron.partition.runtime.device import DeviceRun, StageMessage
 from ephemeron.partition.runtime.device import MicroBatchInput as Fed
 from ephemeron.partition.runtime.micro_batches import Training, cut, sizes
-from ephemeron.partition.runtime.value_codec import BoundaryValue
 from ephemeron.partition.schedule_simulator.schedule import Schedule
 from ephemeron.partition.tracing.split import ModelSplit
 from ephemeron.runs.metrics import EvaluationSums, Metrics, means

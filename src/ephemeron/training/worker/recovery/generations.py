@@ -167,14 +167,14 @@ class GenerationChange:
             await self.start_members()
 
     async def _propose(self, iteration: int) -> None:
-        wanted = self._requested(iteration)
+        wanted = self._requested_generation(iteration)
         scheduled = self._scheduled
         if wanted is None and scheduled is not None and scheduled.from_iteration - iteration <= self._lead(scheduled) + 2:
             wanted = scheduled
         if wanted is not None and wanted.from_iteration > iteration:
             await self._agree(wanted, iteration)
 
-    def _requested(self, iteration: int) -> Generation | None:
+    def _requested_generation(self, iteration: int) -> Generation | None:
         """The generation that a request of the user leads to; None: there is none, or it cannot be carried out now."""
         request = self._lifecycle.resize_request
         if request is None or request.name == self._dropped or self._lifecycle.timeouts.typical_s == 0:

@@ -35,8 +35,7 @@ from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.training.collectives import all_of
 from ephemeron.training.collectives.group import ReductionStatus
 from ephemeron.training.tensors import Arrays, decode_state, encode_state
-from ephemeron.training.worker.recovery.checkpoint import Checkpoint, CheckpointMeta
-from ephemeron.training.worker.recovery.common_checkpoint import CommonCheckpoint
+from ephemeron.training.worker.recovery.checkpoint import Checkpoint, CheckpointMeta, CommonCheckpoint
 from ephemeron.training.worker.recovery.direct_handoff import Predecessor
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.private_copies import EXTRA_BYTES, PrivateCopies, PrivateMark, holders

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ephemeron.training.worker.invocation import InvocationContext, InvocationExit, NextGeneration
 from ephemeron.training.worker.lifecycle import InvocationLifecycle
 from ephemeron.training.worker.recovery import fencing
-from ephemeron.training.worker.recovery.checkpoint import Checkpoint, Checkpoints
-from ephemeron.training.worker.recovery.common_checkpoint import newest_common
+from ephemeron.training.worker.recovery.checkpoint import Checkpoint, Checkpoints, newest_common
 from ephemeron.training.worker.recovery.peer_recovery import GoBack, OwnCheckpoint, PeerRecovery, PeerState, recovers_live
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.private_copies import PrivateCopies

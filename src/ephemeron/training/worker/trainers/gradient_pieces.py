@@ -61,7 +61,7 @@ class GradientPieces:
 
     def watch(self, number: int, parameter: nn.Parameter) -> None:
         """Has a parameter tell when its gradient was accumulated."""
-        parameter.register_post_accumulate_grad_hook(partial(self._accumulated, number))  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(partial(self._on_accumulated, number))  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         """Gradients are about to be computed from the beginning."""
@@ -98,7 +98,7 @@ class GradientPieces:
             for piece in pieces:
                 self._parameters_in[piece] += 1
 
-    def _accumulated(self, number: int, parameter: nn.Parameter) -> None:
+    def _on_accumulated(self, number: int, parameter: nn.Parameter) -> None:
         """Called by autograd."""
         self.took_part.add(number)
         if self._weight is None:

@@ -68,7 +68,7 @@ class TorchTrainer:
     ) -> None:
         self.program, self.model = program, program.model
         self.feed, self.sampler, self.exchange, self._alone = feed, sampler, exchange, alone
-        self.device = device_of(program.options.device)
+        self.device = find_device(program.options.device)
         if self.device.type != "cpu":
             self.model.to(self.device)
         self.named = trainable(self.model)
@@ -404,7 +404,7 @@ class TorchTrainer:
         self._state.load_private(arrays, meta)
 
 
-def device_of(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     """The device of a name; `auto` is an accelerator if there is one.
 
     Raises:
