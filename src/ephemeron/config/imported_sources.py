@@ -40,7 +40,7 @@ def folder_of(module: object, otherwise: Path) -> Path:
 
 def is_installed(module: object) -> bool:
     """Whether functions have a module without being sent it: of the standard library, of a package, or of ephemeron."""
-    file = getattr(module, "__file__", None)
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     if not file:
         return True
     place = Path(file).resolve()
@@ -52,11 +52,15 @@ def _installed() -> tuple[Path, ...]:
     return (*(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")), _OWN)
 
 
+def modules_in(pickled: bytes) -> list[str]:
+    """Names of the imported modules that a pickle names."""
+    return sorted({arg for _, arg, _ in pickletools.genops(pickled) if isinstance(arg, str)} & sys.modules.keys())
+
+
 def folders_in(pickled: bytes) -> list[Path]:
     """Folders of the user's modules that a pickle names; installed ones are left out."""
-    names = {arg for _, arg, _ in pickletools.genops(pickled) if isinstance(arg, str)}
     folders: dict[Path, None] = {}
-    for name in sorted(names & sys.modules.keys()):
+    for name in modules_in(pickled):
         module = sys.modules[name]
         if name != "__main__" and getattr(module, "__file__", None) and not is_installed(module):
             folders[folder_of(module, Path.cwd())] = None

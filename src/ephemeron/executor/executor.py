@@ -35,6 +35,7 @@ from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
 from ephemeron.executor.shipping import Shipment, Shipper, find_code_of, name_of
 from ephemeron.executor.trees import grow
+from ephemeron.functions.deployed_packages import check_extra, check_modules
 from ephemeron.functions.shipped_code import digest_of
 from ephemeron.functions.shipped_tasks import ShippedGraph, code_keys, graph_key
 from ephemeron.functions.tasks.model import TaskResult, TaskSpec
@@ -163,7 +164,13 @@ class FunctionExecutor(concurrent.futures.Executor):
         selection, keys = Selection(include=tuple(code_include), exclude=tuple(code_exclude)), code_keys(self._run)
         if made and platform == "simulated":
             find_code_of(made.values(), keys, self._folder.path / PROGRAM)
-        self._shipper = Shipper(keys, [Path(folder) for folder in code], selection=selection, made=made)
+        self._shipper = Shipper(
+            keys,
+            [Path(folder) for folder in code],
+            selection=selection,
+            made=made,
+            check=partial(check_modules, limits=self._limits, platform=platform),
+        )
         self._shared: Shared = WeakValueDictionary()
         """Contents of objects of tasks that wait to be published."""
         self._names = TaskNames(by_content=known is not None or launch is not None)
@@ -293,6 +300,14 @@ class FunctionExecutor(concurrent.futures.Executor):
             made.append(Submission(spec=edge.tasks[0], future=future, published_by_edge=True))
         self._add(made)
         return root
+
+    def require(self, extra: str) -> None:
+        """Refuses work that needs an extra of this package, such as `linalg`, which functions of a deployment do not have.
+
+        Raises:
+            JobError: names the packages, and the command that adds them.
+        """
+        check_extra(extra, self._limits, self._options.platform, what=extra)
 
     def shipment(self, function: Callable[..., Any] | str) -> Shipment:
         """A function as `run_graph` sends it; see `submit`."""

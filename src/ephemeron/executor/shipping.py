@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.config.code_bundle import Selection, bundle, state_of, unbundle
-from ephemeron.config.imported_sources import edited_since, folder_of, folders_in, is_installed
+from ephemeron.config.imported_sources import edited_since, folder_of, folders_in, is_installed, modules_in
 from ephemeron.config.user_code import put_in_front, resolve
 from ephemeron.errors import JobError
 from ephemeron.functions.shipped_code import CodeKeys, ShippedHeader, digest_of, dumps, encode_function, python_version
@@ -38,13 +38,20 @@ class Shipper:
         code: folders to send along, beside those in which the functions' own modules are.
         selection: files of all these folders to add and to leave out.
         made: what was sent before, by the name that was given: it is sent again as it was.
+        check: refuses modules, by name, that functions could not import.
     """
 
     def __init__(
-        self, keys: CodeKeys, code: Sequence[Path] = (), *, selection: Selection | None = None, made: Mapping[str, Shipment] | None = None
+        self,
+        keys: CodeKeys,
+        code: Sequence[Path] = (),
+        *,
+        selection: Selection | None = None,
+        made: Mapping[str, Shipment] | None = None,
+        check: Callable[[Sequence[str]], None] = lambda names: None,
     ) -> None:
         self.made = dict(made or {})
-        self._keys, self._selection = keys, selection or Selection()
+        self._keys, self._selection, self._check = keys, selection or Selection(), check
         self._code = [folder.resolve() for folder in code]
         self._bundles: dict[Path, _Bundled] = {}
 
@@ -71,8 +78,10 @@ class Shipper:
         if not target:
             pickled = dumps(function, what=f"function {name}")
             header = ShippedHeader(name=name, python=python_version())
+            self._check(modules_in(pickled))
             return self._shipment(header, pickled, folders_in(pickled))
         module = sys.modules[target.partition(":")[0]]
+        self._check([module.__name__])
         header = ShippedHeader(name=name, target=target)
         if is_installed(module) and not self._code:
             return Shipment(reference=target, name=name)

@@ -37,6 +37,8 @@ class Limits:
     concurrency: int = 1000
     more: str = ""
     """Remedy for a concurrency that is too low, in one line; empty: none."""
+    packages: frozenset[str] | None = None
+    """Names of the packages that functions have beside this package's own; None: not known, or all that the client has."""
 
     def vcpus(self, memory_mb: int) -> float:
         """CPU share that comes with a memory quota."""

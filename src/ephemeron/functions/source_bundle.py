@@ -83,7 +83,8 @@ class FunctionEnvironment:
     @property
     def release(self) -> str:
         """What a function says of its code: that client and function fit is checked by it, see `check_release`."""
-        return f"{digest()}.py{self.version}"
+        names = dict.fromkeys(name_of(line) for line in self.packages if not line.startswith("-"))
+        return f"{digest()}.py{self.version}" + "".join(f"+{name}" for name in names)
 
     def requirements(self, own: Sequence[str]) -> str:
         """Text of requirements.txt.
@@ -91,8 +92,8 @@ class FunctionEnvironment:
         Args:
             own: requirements of this package on the platform; `packages` take the place of those with the same name.
         """
-        given = {_name_of(line) for line in self.packages}
-        return "\n".join([*(line for line in map(_pinned, own) if _name_of(line) not in given), *self.packages, ""])
+        given = {name_of(line) for line in self.packages}
+        return "\n".join([*(line for line in map(_pinned, own) if name_of(line) not in given), *self.packages, ""])
 
     def __str__(self) -> str:
         more = f" and {', '.join(self.packages)}" if self.packages else ""
@@ -115,7 +116,7 @@ def environment_of(
     """
     place = out / ENVIRONMENT_FILE
     known = build(FunctionEnvironment, json.loads(place.read_bytes()), where=str(place)) if place.exists() else FunctionEnvironment()
-    packages = [line for path in requirements for line in _lines(path)] + [line for extra in extras for line in _of_extra(extra)]
+    packages = [line for path in requirements for line in _lines(path)] + [line for extra in extras for line in extra_requirements(extra)]
     found = FunctionEnvironment(
         python=known.python if python is None else python, packages=tuple(dict.fromkeys(packages)) if packages else known.packages
     )
@@ -143,7 +144,8 @@ def check_release(found: str, wanted: str, *, what: str, deploying: str) -> None
     Raises:
         JobError: they are not of one release, or Python differs, in which what was pickled by value cannot be read.
     """
-    code, _, python = found.partition(".py")
+    code, _, rest = found.partition(".py")
+    python = rest.partition("+")[0]
     if code and code != wanted:
         raise JobError(f"{what} runs code {code}, this is {wanted}", remedy=f"run `{deploying}` again, so that both are of one release")
     if python and python != python_version():
@@ -151,6 +153,16 @@ def check_release(found: str, wanted: str, *, what: str, deploying: str) -> None
             f"{what} has Python {python}, and this is Python {python_version()}: classes and functions of one cannot be read by the other",
             remedy=f"run `{deploying} --python {python_version()}`, or use Python {python} here",
         )
+
+
+def packages_in(release: str) -> frozenset[str] | None:
+    """Names of the packages that a function has beside this package's own; None: it does not say.
+
+    Args:
+        release: what the function says, see `FunctionEnvironment.release`.
+    """
+    _, is_told, rest = release.partition(".py")
+    return frozenset(filter(None, rest.split("+")[1:])) if is_told else None
 
 
 def _lines(path: Path) -> list[str]:
@@ -170,8 +182,12 @@ def _lines(path: Path) -> list[str]:
     return found
 
 
-def _of_extra(name: str) -> list[str]:
-    """Requirements of an extra of this package, and of those that it names."""
+def extra_requirements(name: str) -> list[str]:
+    """Requirements of an extra of this package, and of those that it names.
+
+    Raises:
+        JobError: there is none of this name.
+    """
     from importlib.metadata import requires
 
     found: dict[str, list[str]] = {}
@@ -183,11 +199,12 @@ def _of_extra(name: str) -> list[str]:
     lines = []
     for line in found[name]:
         own = _OWN_EXTRAS.match(line)
-        lines += [line] if own is None else [each for extra in own["extras"].split(",") for each in _of_extra(extra.strip())]
+        lines += [line] if own is None else [each for extra in own["extras"].split(",") for each in extra_requirements(extra.strip())]
     return lines
 
 
-def _name_of(requirement: str) -> str:
+def name_of(requirement: str) -> str:
+    """Normalised name of the package of a requirement."""
     return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].replace("_", "-").lower()
 
 
@@ -195,7 +212,7 @@ def _pinned(requirement: str) -> str:
     """PyTorch as the client has it, so that what it has computed is what functions compute."""
     from importlib.metadata import PackageNotFoundError, version
 
-    if _name_of(requirement) != "torch":
+    if name_of(requirement) != "torch":
         return requirement
     try:
         return f"torch=={version('torch').partition('+')[0]}"

@@ -28,6 +28,7 @@ from ephemeron.functions.aws.preflight import check_channel, check_code, check_f
 from ephemeron.functions.aws.settings import AwsSettings, client
 from ephemeron.functions.shipped_code import python_version
 from ephemeron.functions.source_bundle import check_release, digest
+from ephemeron.runs import folders
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.units import MIB
 
@@ -155,6 +156,29 @@ def test_an_environment_that_cannot_be_is_refused_and_nothing_is_written(
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
     assert not (tmp_path / "aws").exists()
+
+
+def test_a_package_that_functions_lack_is_named_before_anything_is_started(
+    service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needs_scipy.py").write_text("import scipy.stats\n\ndef count(n):\n    return n\n")
+    (tmp_path / "items.jsonl").write_text("1\n")
+    where = ["--platform", "aws", "--channel", (tmp_path / "objects").as_uri()]
+    asked = ["map", "needs_scipy:count", "--items", "items.jsonl", "--out", "out.jsonl", *where]
+    asked += ["--aws-endpoint", service.url, "--aws-region", "us-east-1"]
+    assert deployed(service, tmp_path / "aws").exit_code == 0
+    done = cli(*asked)
+    assert done.exit_code == 2
+    assert "needs_scipy imports scipy, which functions on aws do not have" in " ".join(done.output.split())
+    assert service.environments() == []
+    assert folders.all_runs() == []
+    assert deployed(service, tmp_path / "aws", "--extra", "linalg").exit_code == 0
+    found = inspect(settings_of(service))
+    assert found.limits.packages == {"scipy"}
+    check_code(found, settings_of(service), digest())
 
 
 @pytest.mark.parametrize("platform", ["aws", "aws-microvm", "openfaas"])

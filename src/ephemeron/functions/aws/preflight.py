@@ -15,7 +15,7 @@ from ephemeron.functions.aws.managed_instances import QUALIFIER, ManagedInstance
 from ephemeron.functions.aws.platform import LIMITS
 from ephemeron.functions.aws.settings import AwsSettings, client, code_of, refused
 from ephemeron.functions.base import Limits
-from ephemeron.functions.source_bundle import check_release
+from ephemeron.functions.source_bundle import check_release, packages_in
 
 COMMAND = "ephemeron cloud deploy aws"
 USUAL_CONCURRENCY = 1_000
@@ -62,6 +62,7 @@ class DeployedLambda:
             lifetime_s=float(self.timeout_s),
             concurrency=self.concurrency,
             deploy=COMMAND,
+            packages=packages_in(self.digest),
             mb_per_vcpu=LIMITS.mb_per_vcpu if self.managed is None else 1024 * self.managed.gib_per_vcpu,
         )
 

@@ -16,7 +16,7 @@ from ephemeron.functions.aws_microvm.platform import LIMITS
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client, refused
 from ephemeron.functions.base import Limits
 from ephemeron.functions.direct_transports import ENDPOINT_VARIABLE
-from ephemeron.functions.source_bundle import check_release
+from ephemeron.functions.source_bundle import check_release, packages_in
 
 COMMAND = "ephemeron cloud deploy aws-microvm"
 DIGEST, MEMORY, ROLE, NAME = "EPHEMERON_CODE", "EPHEMERON_MEMORY_MB", "EPHEMERON_ROLE", "EPHEMERON_IMAGE"
@@ -78,6 +78,7 @@ class DeployedImage:
             memory_max_mb=max(sizes),
             sizes_mb=sizes,
             deploy=COMMAND,
+            packages=packages_in(self.digest),
             concurrency=self.concurrency(min(sizes)),
         )
 

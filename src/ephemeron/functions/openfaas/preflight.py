@@ -15,7 +15,7 @@ from ephemeron.functions.base import Limits
 from ephemeron.functions.openfaas.gateway import Gateway, refused
 from ephemeron.functions.openfaas.platform import LIMITS
 from ephemeron.functions.openfaas.settings import OpenFaasSettings, credentials
-from ephemeron.functions.source_bundle import check_release
+from ephemeron.functions.source_bundle import check_release, packages_in
 
 MEMORY, LIFETIME, REPLICAS, CODE, VCPUS, SIZES = (
     "ephemeron.memory-mb",
@@ -61,6 +61,7 @@ class DeployedFunction:
             mb_per_vcpu=self.memory_mb / self.vcpus,
             concurrency=self.replicas,
             deploy=COMMAND,
+            packages=packages_in(self.digest),
         )
 
 

@@ -57,6 +57,7 @@ def run_program(
         JobError: a size or a matrix is missing.
         TaskFailed: a task failed in all its tries.
     """
+    executor.require("linalg")
     code = {name: executor.shipment(load_kernel(path)) for name, path in program.kernels}
     data, whole = blocking(
         lambda interrupts: _prepare(program, sizes, inputs, outputs, {n: s.reference for n, s in code.items()}, executor.tries, checked)

@@ -22,6 +22,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError, JobError, MissingExtra, PlatformError, ServiceUnreachable, UserError
 from ephemeron.functions.base import Limits
+from ephemeron.functions.deployed_packages import check_extra, check_modules
 from ephemeron.functions.early_daemon import want_functions
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.registry import cloud as cloud_of
@@ -161,6 +162,7 @@ def prepared_run(
     prices = load_prices(service_of(c.store), request.prices_file, platform=c.platform, servers=job.sparse is not None)
     if job.sparse is not None:
         refuse_for_sparse_jobs(job, c, faults=request.faults)
+        check_extra("sparse", limits, c.platform, what="a sparse job")
         prepared = load_kind("sparse").prepare(job, c, run_id=name, limits=limits, prices=prices, peer_timeout_s=request.peer_timeout_s)
         return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets)
     _begin_functions(c, limits)
@@ -176,6 +178,8 @@ def prepared_run(
         cold_start_s=cold_start_s,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
     )
+    named = (job.program.target, job.loss.target, *(v for v in job.program.options.values() if isinstance(v, str)))
+    check_modules([target.partition(":")[0] for target in named], limits, c.platform)
     _begin_functions(prepared.spec.configuration, limits)
     return PreparedRun(request=request, prepared=prepared, loggers=chosen, cloud=cloud, secrets=secrets, refusal=refusal)
 

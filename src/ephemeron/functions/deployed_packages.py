@@ -1,0 +1,162 @@
+"""Packages that code needs and functions of a deployment do not have: named before anything is started.
+
+A deployment says which packages were added to it (`Limits.packages`). What a module needs is what it imports when it is imported, and what
+the modules of the user and of ephemeron do that it imports; an import inside a function or a `try` may never be made, and does not count.
+A package brings what it requires, as its copy on this machine says.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from ephemeron.config.imported_sources import is_installed
+from ephemeron.errors import JobError
+from ephemeron.functions.base import Limits
+from ephemeron.functions.source_bundle import REQUIREMENTS, TRAINING, extra_requirements, name_of
+
+_OWN = "ephemeron"
+_OF_PLATFORMS = {"aws": ("boto3",), "aws-microvm": ("boto3", "websockets")}
+
+
+def check_extra(extra: str, limits: Limits, platform: str, *, what: str) -> None:
+    """Refuses what needs an extra of this package that functions do not have. A deployment that does not say what it has is trusted.
+
+    Args:
+        extra: its name.
+        limits: of the platform, as it has admitted the run.
+        platform: its name.
+        what: needs the extra, in words.
+
+    Raises:
+        JobError: names the packages, and the command that adds them.
+    """
+    there = _packages_there(limits, platform)
+    if there is not None and (missing := sorted({name_of(line) for line in extra_requirements(extra)} - there)):
+        raise JobError(
+            f"{what} needs {' and '.join(missing)}, which functions on {platform} do not have",
+            remedy=f"run: ephemeron cloud deploy {platform} … --extra {extra}",
+        )
+
+
+def check_modules(names: Iterable[str], limits: Limits, platform: str) -> None:
+    """Refuses modules that functions could not import, for want of a package.
+
+    Args:
+        names: of modules that are imported here.
+        limits, platform: see `check_extra`.
+
+    Raises:
+        JobError: names the package, the module that imports it, and the command that adds it.
+    """
+    there = _packages_there(limits, platform)
+    if there is None:
+        return
+    for package, importer in _needed(names):
+        found = _distributions().get(package, ())
+        if found and not there.intersection(map(name_of, found)):
+            raise JobError(
+                f"{importer} imports {package}, which functions on {platform} do not have",
+                remedy=f"put {found[0]} into a file of requirements, and run: ephemeron cloud deploy {platform} … --requirements FILE",
+            )
+
+
+def _packages_there(limits: Limits, platform: str) -> frozenset[str] | None:
+    """Packages that functions have; None: not known, or not how they depend on each other."""
+    if limits.packages is None:
+        return None
+    named = [*(name_of(line) for line in (*REQUIREMENTS, *TRAINING)), *_OF_PLATFORMS.get(platform, ()), *limits.packages]
+    there: set[str] = set()
+    for name in named:
+        brought = _brought(name)
+        if name in limits.packages and not brought:
+            return None
+        there |= {name, *brought}
+    return frozenset(there)
+
+
+@cache
+def _brought(name: str) -> frozenset[str]:
+    """A package and what it requires, as its copy on this machine says; empty: there is no copy."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    found, waiting = set[str](), [name]
+    while waiting:
+        one = waiting.pop()
+        if one in found:
+            continue
+        try:
+            lines = requires(one) or []
+        except PackageNotFoundError:
+            continue
+        found.add(one)
+        waiting += [name_of(line) for line in lines if "extra ==" not in line]
+    return frozenset(found)
+
+
+@cache
+def _distributions() -> dict[str, list[str]]:
+    """By top-level package, the distributions that have it."""
+    from importlib.metadata import packages_distributions
+
+    return dict(packages_distributions())
+
+
+def _needed(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Top-level packages of others that modules need, each with the module that imports it."""
+    seen, waiting = set[str](), list(names)
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        if module is None or name in seen:
+            continue
+        seen.add(name)
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names:
+            continue
+        if top != _OWN and is_installed(module):
+            yield top, name
+            continue
+        for imported in _imports(module):
+            top = imported.partition(".")[0]
+            if top in sys.stdlib_module_names:
+                continue
+            if top == _OWN or top not in sys.modules or not is_installed(sys.modules[top]):
+                parts = imported.split(".")
+                waiting += [".".join(parts[: n + 1]) for n in range(len(parts))]
+            else:
+                yield top, name
+
+
+def _imports(module: ModuleType) -> list[str]:
+    """Names that a module imports whenever it is imported; of `from a import b` both `a` and `a.b`, which may be a module."""
+    path = getattr(module, "__file__", None)
+    if not path or not path.endswith(".py"):
+        return []
+    package = module.__name__ if Path(path).name == "__init__.py" else module.__name__.rpartition(".")[0]
+    return [name if not level else _absolute(name, level, package) for name, level in _statements(path, Path(path).stat().st_mtime_ns)]
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    parts = package.split(".")
+    return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
+
+
+@cache
+def _statements(path: str, changed_ns: int) -> tuple[tuple[str, int], ...]:
+    try:
+        body = ast.parse(Path(path).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    found: list[tuple[str, int]] = []
+    for node in body:
+        if isinstance(node, ast.Import):
+            found += [(alias.name, 0) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            found += [(base, node.level), *((f"{base}.{alias.name}" if base else alias.name, node.level) for alias in node.names)]
+    return tuple(found)
