@@ -30,6 +30,7 @@ from ephemeron.cli.regions import regions
 from ephemeron.cli.runs.commands import ARGUMENTS, runs
 from ephemeron.cli.schema import schema
 from ephemeron.cli.serve.commands import serve
+from ephemeron.cli.starters import completion, init
 from ephemeron.cli.training.plan import plan
 from ephemeron.cli.training.profile import profile
 from ephemeron.cli.training.train import train
@@ -41,10 +42,10 @@ _log = logging.getLogger(__name__)
 _VERBS = ("attach", "logs", "stop", "resume", "suspend", "resize", "report", "evaluate", "export")
 """Commands of `runs` that need no `runs` before them."""
 SECTIONS: Mapping[str, Sequence[click.Command]] = {
-    "Run": (train, plan, profile, tune, prepare_command, map_command, predict_command, linalg),
+    "Run": (init, train, plan, profile, tune, prepare_command, map_command, predict_command, linalg),
     "Runs": (runs, *(runs.commands[verb] for verb in _VERBS)),
     "Data and models": (data, partition, schema),
-    "Platforms and services": (cloud, prices, regions, serve),
+    "Platforms and services": (cloud, prices, regions, serve, completion),
 }
 RENAMED = {
     "clean": "cloud remove",
