@@ -23,6 +23,7 @@ from ephemeron.communication.channels import open_channel
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError, PlatformError, RunAlreadyDriven, UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress, RunEnded, RunStarted, to_json
+from ephemeron.executor import programs
 from ephemeron.executor.kind import TasksSummary
 from ephemeron.executor.programs import Launch
 from ephemeron.functions.jsonl import begin_again
@@ -596,6 +597,38 @@ def test_a_command_that_is_given_again_reads_the_file_that_was_kept(form: tuple[
     launch = Launch(("map", "words:count", *form, "--out", "out.jsonl"))
     launch.keep("items.jsonl", "items.jsonl", b"1\n")
     assert launch.argv[-3] in ("program:items.jsonl", "--items=program:items.jsonl")
+
+
+def test_a_run_that_is_driven_elsewhere_keeps_no_files_beyond_a_limit(place: Path) -> None:
+    launch = Launch(("predict", "last", "--data", "inputs.npy", "--out", "outputs.npy"))
+    launch.keep_all("last", "model", {"model/run.json": b"{}", "model/weights.safetensors": b"x" * 8})
+    launch.keep("inputs.npy", "inputs.npy", b"y" * 8)
+    launch.outputs["outputs.npy"] = Path("outputs.npy")
+    header = RunHeader(run_id="predict-1", kind="tasks", platform="aws", channel="s3://bucket", functions=1, memory_mb=512)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "MOST_KEPT", 16)
+        with pytest.raises(JobError, match=r"what this command reads has 18 B, and a run that is driven on aws keeps at most 16 B"):
+            launch.begun(folders.create("predict-0"), header, {}, {})
+    folder = folders.create("predict-1")
+    found = launch.begun(folder, header, {}, {})
+    assert found.payload["program"]["argv"] == [
+        "predict",
+        "program:model",
+        "--data",
+        "program:inputs.npy",
+        "--out",
+        "program:outputs/outputs.npy",
+    ]
+    assert (folder.path / "program" / "model" / "weights.safetensors").read_bytes() == b"x" * 8
+    program = programs.program_of(found)
+    assert program is not None
+    (folder.path / "program" / "outputs" / "outputs.npy").mkdir(parents=True)
+    (folder.path / "program" / "outputs" / "outputs.npy" / "a").write_text("a folder of results")
+    with run_platform.driven_here("predict-1", is_copied=True):
+        programs.bring_outputs(folder, program)
+    assert not (place / "outputs.npy").exists(), "a function writes nothing outside of its copy"
+    programs.bring_outputs(folder, program)
+    assert (place / "outputs.npy" / "a").read_text() == "a folder of results"
 
 
 def test_a_header_has_no_password_of_an_option_with_an_equals_sign(place: Path) -> None:

@@ -93,7 +93,7 @@ def _pool_options(command: F) -> F:
 @code_options
 @_pool_options
 @dry_run_option
-@detachable(moves=True)
+@detachable
 def map_command(function: str, items_file: Path, out: Path | None, chunksize: int, dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Call MODULE:FUNCTION with each item of a file, on functions, and write the results.
 
@@ -250,7 +250,7 @@ def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
 @click.option("--batch-size", type=int, default=256, show_default=True, callback=bounded(Count), help="Samples of one task.")
 @click.option("--best", is_flag=True, help="Weights of the best evaluation (keep_best), not those at the run's end.")
 @_pool_options
-@detachable()
+@detachable
 def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool, as_json: bool, **flags: Any) -> None:
     """Apply the trained model of RUN to many inputs, on functions.
 
@@ -258,17 +258,24 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
     ephemeron predict last --data inputs.npz --out outputs.npz
     ephemeron predict RUN --data inputs.jsonl --out outputs.jsonl --platform aws --channel s3://bucket/prefix
 
-    RUN is a name, its beginning, or `last`. The model is called in evaluation mode with a batch of inputs; a task that has
+    RUN is a name, its beginning, `last`, or the folder of a run. The model is called in evaluation mode with a batch of inputs; a task that has
     `predict_step(model, batch)` is asked instead.
     """
-    from ephemeron.executor.predict import predict
+    from ephemeron.executor.predict import model_files, predict
     from ephemeron.executor.prediction_files import check_out, read_inputs, write_outputs
+    from ephemeron.executor.programs import launch_elsewhere
     from ephemeron.runs import folders
     from ephemeron.training.driver.result import result_of
 
     check_out(out)
     inputs = read_inputs(data)
-    result = result_of(folders.find(run, kinds=folders.MODELS))
+    is_folder = (Path(run) / folders.RUN_FILE).is_file()
+    result = result_of(folders.RunFolder(Path(run)) if is_folder else folders.find(run, kinds=folders.MODELS))
+    if (launch := launch_elsewhere(flags["platform"])) is not None:
+        launch.keep_all(run, "model", {f"model/{name}": content for name, content in model_files(result, best=best).items()})
+        launch.argv = tuple(each for each in launch.argv if each != "--best")  # they are the weights that are kept
+        launch.keep(str(data), f"inputs{data.suffix}", data.read_bytes())
+        launch.outputs[str(out)] = out
     began = time.monotonic()
     outputs, bill = predict(
         result,
@@ -277,9 +284,9 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
         best=best,
         casts=data.suffix == ".jsonl",
         on_trial=lambda outputs: check_out(out, outputs),
+        on_outputs=lambda outputs: write_outputs(out, outputs),
         **_executor_options(flags),
     )
-    write_outputs(out, outputs)
     samples = len(next(iter(outputs.values())))
     if as_json:
         document = {

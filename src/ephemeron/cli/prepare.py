@@ -30,7 +30,7 @@ INTERRUPTED = 130
 @label_option
 @dry_run_option
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON.")
-@detachable(moves=True)
+@detachable
 def prepare_command(recipe: Path, prices_file: Path | None, labels: dict[str, str], dry_run: bool, as_json: bool, **flags: Any) -> None:
     """Load, transform and split raw data as RECIPE says, on functions.
 

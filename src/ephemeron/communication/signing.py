@@ -28,6 +28,8 @@ SIGNATURE_BYTES = 64
 """Bytes before the object: a multiple of every alignment that its arrays may need."""
 _HEAD = MAGIC.ljust(SIGNATURE_BYTES - _DIGEST_BYTES, b"\0")
 _KEY_BYTES = 32
+_DERIVES = b"\xff" * 8
+"""Begins what keys are derived from; what is signed begins with the length of a name, which is never that large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ class SigningKey:
         """The key in hexadecimal digits."""
         return self.secret.hex()
 
+    def derived(self, name: str) -> SigningKey:
+        """The key of a part of the run, such as a trial. Who has it cannot compute this one, or that of another part."""
+        return SigningKey(hmac.new(self.secret, _DERIVES + name.encode(), hashlib.sha256).digest())
+
     def signed(self, buffers: Sequence[Buffer], *, name: str) -> list[Buffer]:
         """The object as it is to be stored under `name`. Nothing is copied."""
         return [_HEAD + self._digest(buffers, name), *buffers]
@@ -87,13 +93,17 @@ class SigningKey:
         return mac.digest()
 
 
-def create_key(path: Path) -> SigningKey:
-    """A new key, written into a new file that only its owner can read.
+def create_key(path: Path, key: SigningKey | None = None) -> SigningKey:
+    """Writes a key into a new file that only its owner can read.
+
+    Args:
+        path: of the file.
+        key: None: a new one.
 
     Raises:
         FileExistsError: there is one already.
     """
-    key = SigningKey.new()
+    key = key or SigningKey.new()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as out:
         out.write(key.text + "\n")

@@ -15,7 +15,7 @@ from ephemeron.config.typed import plain
 from ephemeron.errors import UserError
 from ephemeron.events import RunEnded, to_json
 from ephemeron.executor.places import PlaceOptions, address_of
-from ephemeron.executor.programs import Program, bring_outputs, given_again, last_words, program_of
+from ephemeron.executor.programs import Program, bring_outputs, delete_leftovers, given_again, last_words, program_of
 from ephemeron.functions.jsonl import Journal, begin_again, follow
 from ephemeron.functions.local import is_hosted
 from ephemeron.prices import Prices
@@ -58,8 +58,7 @@ class TaskRuns(ClientRuns):
     def attach(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
         result, program = self.result(folder), program_of(header)
         if result is not None and result.summary.status != "interrupted":
-            if program is not None:
-                bring_outputs(folder, program)
+            self.bring_home(folder, header)
             return super().attach(folder, header, following)
         if program is not None:
             return self._go_on(folder, header, program, following)
@@ -86,8 +85,16 @@ class TaskRuns(ClientRuns):
         result = self.result(folder)
         if result is None:
             raise UserError(f"the command of run {folder.run_id} has ended without a result: {last_words(folder) or process.returncode}")
-        bring_outputs(folder, program)
+        self.bring_home(folder, header)
         return result
+
+    def bring_home(self, folder: RunFolder, header: RunHeader) -> None:
+        result, program = self.result(folder), program_of(header)
+        if result is None or program is None:
+            return
+        bring_outputs(folder, program)
+        if result.summary.status == "finished":
+            blocking.run(lambda _: delete_leftovers(folder))
 
     async def _shown(self, folder: RunFolder, process: subprocess.Popen[bytes], following: Following, interrupts: Interrupts) -> None:
         def check() -> None:

@@ -27,7 +27,7 @@ from ephemeron.errors import JobError, TaskFailed, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.prediction_files import ONLY, Inputs, Outputs, check_inputs, read_inputs, write_outputs
 from ephemeron.functions.entries import PRELOADS
-from ephemeron.runs.folders import CODE_FILE
+from ephemeron.runs.folders import CODE_FILE, RESULT_FILE, RUN_FILE
 from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result
 from ephemeron.training.driver.trained import best_weights, record_of
@@ -198,11 +198,26 @@ def predictor_of(result: Result, *, best: bool = False) -> Predictor:
             "the model of a script is made by the script, and cannot be built without it",
             remedy="load result.state_dict() into a model of your own, and give its call to FunctionExecutor.map",
         )
+    files = model_files(result, best=best)
+    return Predictor(spec=dict(plain(spec)), code=files[CODE_FILE], weights=files[folder.weights.name])
+
+
+def model_files(result: Result, *, best: bool = False) -> dict[str, bytes]:
+    """Files of a run's folder that its predictor needs, by their names; a folder with them is one of a run.
+
+    Args:
+        result, best: see `predictor_of`.
+
+    Raises:
+        UserError: the run has no weights or no code.
+    """
+    folder = result.folder
     weights = best_weights(folder) if best else folder.weights
     for path, what in ((folder.path / CODE_FILE, "code"), (weights, "weights")):
         if not path.exists():
             raise UserError(f"run {folder.run_id} has no {what}: there is no {path.name} in its folder")
-    return Predictor(spec=dict(plain(spec)), code=(folder.path / CODE_FILE).read_bytes(), weights=weights.read_bytes())
+    files = {name: (folder.path / name).read_bytes() for name in (RUN_FILE, RESULT_FILE, CODE_FILE)}
+    return {**files, folder.weights.name: weights.read_bytes()}
 
 
 def predict(
@@ -214,6 +229,7 @@ def predict(
     casts: bool = False,
     on_trial: Callable[[Outputs], object] | None = None,
     on_pool: Callable[[FunctionExecutor], object] | None = None,
+    on_outputs: Callable[[Outputs], object] = lambda outputs: None,
     **options: Any,
 ) -> tuple[Outputs, Bill]:
     """Outputs of a run's model for many inputs, computed by functions, and the bill.
@@ -226,6 +242,7 @@ def predict(
         casts: integers become floating-point numbers where the model takes no integers: JSON does not tell them apart.
         on_trial: is given the outputs for two samples before anything is started.
         on_pool: is given the executor before it starts.
+        on_outputs: is given the outputs before its run ends.
         options: of `FunctionExecutor`.
 
     Returns:
@@ -244,8 +261,9 @@ def predict(
     with _modules_kept(), FunctionExecutor(name="predict", preload=PRELOADS["predict"], **options) as pool:
         if on_pool is not None:
             on_pool(pool)
-        found = list(pool.map(predictor, parts))
-    return _joined(found), pool.bill()
+        outputs = _joined(list(pool.map(predictor, parts)))
+        on_outputs(outputs)
+    return outputs, pool.bill()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -20,20 +21,29 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ephemeron.communication.channels import public_address
+from ephemeron.communication.channels import open_channel, public_address
 from ephemeron.config import own_processes
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import JobError
+from ephemeron.errors import EphemeronError, JobError
 from ephemeron.executor.shipping import Shipment
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.runs import detached, folders
+from ephemeron.runs import detached, folders, run_platform
+from ephemeron.runs.folder_copies import save_now
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader, read_header
+from ephemeron.units import human_bytes
+
+_log = logging.getLogger(__name__)
 
 PROGRAM = "program"
 """In the payload of a header, and folder of the files of a command."""
 _RUN_VARIABLE = "EPHEMERON_TASKS_RUN"
 _SHIPMENTS = "shipments.json"
+_OUTPUTS = "outputs"
+"""Folder of what a command writes elsewhere, in that of its files."""
+_LEFTOVERS = "leftovers.json"
+MOST_KEPT = 256 * 2**20
+"""Bytes of the files that are kept with a run, and of those that its command writes: a driver function has room and memory for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +63,10 @@ class Launch:
     """A command whose tasks functions are to keep running, until its executor has begun."""
 
     argv: tuple[str, ...]
-    moves: bool = False
-    """Whether the command can be given on another machine: all that it reads and writes is kept with the run, or in a store."""
     files: dict[str, bytes] = field(default_factory=dict)
     """Name to content: what the command has read, and may be gone later."""
     outputs: dict[str, Path] = field(default_factory=dict)
-    """Argument to the file that the command writes."""
+    """Argument to the file or folder that the command writes."""
     run: RunFolder | None = None
     """Made by its executor."""
     header: RunHeader | None = None
@@ -67,7 +75,11 @@ class Launch:
 
     def keep(self, argument: str, name: str, content: bytes) -> None:
         """Has the command read a file that is kept with the run, in place of the one that an argument names."""
-        self.files[name] = content
+        self.keep_all(argument, name, {name: content})
+
+    def keep_all(self, argument: str, name: str, files: Mapping[str, bytes]) -> None:
+        """The same for a folder: its name, and its files by paths that begin with the name."""
+        self.files |= files
         self.argv = _with_file(self.argv, argument, f"{PROGRAM}:{name}")
 
     def begun(self, folder: RunFolder, header: RunHeader, variables: Mapping[str, str], shipped: Mapping[str, Shipment]) -> RunHeader:
@@ -86,24 +98,41 @@ class Launch:
         """
         detached.check(header)
         is_elsewhere = header.platform in CLOUDS
-        if is_elsewhere and not self.moves:
-            raise JobError(
-                f"this command reads or writes files of this machine, and would be driven on {header.platform}", remedy="leave --detach out"
-            )
+        if is_elsewhere:
+            check_size(sum(map(len, self.files.values())), "what this command reads", header.platform)
         place = folder.path / PROGRAM
         place.mkdir()
         for name, content in self.files.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(content)
         _store_shipments(place, shipped)
         argv, outputs = self.argv, {}
         for argument, path in self.outputs.items() if is_elsewhere else ():
-            outputs[path.name] = str(path.absolute())
-            argv = _with_file(argv, argument, f"{PROGRAM}:{path.name}")
+            outputs[f"{_OUTPUTS}/{path.name}"] = str(path.absolute())
+            argv = _with_file(argv, argument, f"{PROGRAM}:{_OUTPUTS}/{path.name}")
         argv = tuple(option + public_address(value)[0] for option, value in map(_split, argv))  # a header has no secrets
         program = Program(argv=argv, folder=os.getcwd(), outputs=outputs)
         self.run, self.variables = folder, variables
         self.header = replace(header, ends_with_client=False, payload={PROGRAM: plain(program)})
         return self.header
+
+
+def check_size(nbytes: int, what: str, platform: str) -> None:
+    """Refuses files that are too large to be kept with a run.
+
+    Args:
+        nbytes: of all of them.
+        what: they are.
+        platform: on which the run is driven.
+
+    Raises:
+        JobError: they are.
+    """
+    if nbytes > MOST_KEPT:
+        raise JobError(
+            f"{what} has {human_bytes(nbytes)}, and a run that is driven on {platform} keeps at most {human_bytes(MOST_KEPT)}",
+            remedy="leave --detach out, or give it in parts",
+        )
 
 
 def _split(argument: str) -> tuple[str, str]:
@@ -126,9 +155,9 @@ _launch: ContextVar[Launch | None] = ContextVar("ephemeron_launch", default=None
 
 
 @contextlib.contextmanager
-def launching(argv: Sequence[str], *, moves: bool) -> Iterator[Launch]:
+def launching(argv: Sequence[str]) -> Iterator[Launch]:
     """Inside, the first executor that is given tasks stores them with the command instead of running them, and ends the block."""
-    launch = Launch(tuple(argv), moves=moves)
+    launch = Launch(tuple(argv))
     token = _launch.set(launch)
     try:
         yield launch
@@ -141,6 +170,11 @@ def launching(argv: Sequence[str], *, moves: bool) -> Iterator[Launch]:
 def present_launch() -> Launch | None:
     """The launch inside which this is called."""
     return _launch.get()
+
+
+def launch_elsewhere(platform: str) -> Launch | None:
+    """The launch inside which this is called, if the command is to be driven on another machine, which has none of its files."""
+    return present_launch() if platform in CLOUDS else None
 
 
 def program_of(header: RunHeader) -> Program | None:
@@ -195,6 +229,9 @@ def given_again(folder: RunFolder, program: Program) -> Iterator[subprocess.Pope
         option + (str(place / value.partition(":")[2]) if value.startswith(f"{PROGRAM}:") else value)
         for option, value in map(_split, program.argv)
     ]
+    if program.outputs:  # of a driver that was killed while the command wrote them
+        shutil.rmtree(place / _OUTPUTS, ignore_errors=True)
+        (place / _OUTPUTS).mkdir()
     with (place / "output.txt").open("ab") as output:
         process = subprocess.Popen(
             [*own_processes.command("command-line"), *argv],
@@ -213,11 +250,45 @@ def given_again(folder: RunFolder, program: Program) -> Iterator[subprocess.Pope
 
 
 def bring_outputs(folder: RunFolder, program: Program) -> None:
-    """Copies what a command has written elsewhere to where it belongs on this machine."""
+    """Copies what a command has written elsewhere to where it belongs on the machine on which it was given."""
+    if run_platform.is_copied(folder.run_id):
+        return
     for name, target in program.outputs.items():
         source = folder.path / PROGRAM / name
-        if source.exists() and Path(target).parent.is_dir():
+        if not Path(target).parent.is_dir():
+            continue
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        elif source.exists():
             shutil.copyfile(source, target)
+
+
+def leave_for_later(folder: Path, store: str, prefixes: Sequence[str]) -> None:
+    """Has objects that a command needs no more deleted when its outputs are saved: until then it may have to be given again.
+
+    Args:
+        folder: of the run.
+        store: address.
+        prefixes: of their keys.
+    """
+    (folder / PROGRAM / _LEFTOVERS).write_text(json.dumps([store, *prefixes]))
+
+
+async def delete_leftovers(folder: RunFolder) -> None:
+    """Deletes these objects. The run has finished."""
+    path = folder.path / PROGRAM / _LEFTOVERS
+    if not path.exists():
+        return
+    await save_now()
+    store, *prefixes = json.loads(path.read_text())
+    try:
+        async with open_channel(store) as channel:
+            for prefix in prefixes:
+                await channel.delete(await channel.list(prefix))
+    except EphemeronError as e:
+        _log.warning("objects that run %s needs no more are not deleted: %s", folder.run_id, e)
+        return
+    path.unlink()
 
 
 def last_words(folder: RunFolder) -> str:

@@ -29,8 +29,8 @@ REQUIREMENTS = (
     "hiredis>=2.3",
 )
 """Requirements of every function: the core, and channels in a cache."""
-TRAINING = ("torch>=2.4,<3", "pillow>=10", "pyarrow>=16", "cloudpickle>=3")
-"""Requirements of a function that trains: the framework, and decoders of data flows."""
+TRAINING = ("torch>=2.4,<3", "pillow>=10", "pyarrow>=16", "cloudpickle>=3", "optuna>=4")
+"""Requirements of a function that trains: the framework, decoders of data flows, and what drives a study."""
 PYTHONS = ("3.11", "3.12", "3.13")
 """Versions of which platforms have base images."""
 ENVIRONMENT_FILE = "environment.json"

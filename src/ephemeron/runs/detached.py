@@ -35,6 +35,7 @@ from ephemeron.runs.driver_function import SLOTS, DriverRecords, DriverRequest, 
 from ephemeron.runs.folder_copies import Copying, FolderCopy, TermOver
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
 from ephemeron.runs.header import RunHeader, write_header
+from ephemeron.runs.kinds import find_kind
 from ephemeron.runs.lock import is_driven
 from ephemeron.units import human_count
 
@@ -90,6 +91,8 @@ def check_place(kind: str, platform: str, channel: str) -> None:
             f"a run of kind {kind} is driven where its files are, and not on {platform}",
             remedy="leave --detach out" if kind == "regions" else "use platform local, or leave --detach out",
         )
+    if platform == "openfaas" and kind == "study":
+        raise JobError("functions on openfaas do not know the password with which a command asks the gateway", remedy="leave --detach out")
     if channel.startswith(("ps://", "parameter_server")):
         raise JobError("the parameter server is a process of the client, so the run cannot be detached", remedy="use another --channel")
 
@@ -137,6 +140,8 @@ async def hand_over(folder: RunFolder, header: RunHeader, variables: Mapping[str
         JobError: functions cannot drive it.
     """
     check(header)
+    if header.platform in CLOUDS:
+        find_kind(header.kind).pack(folder, header)
     header = replace(header, detached=secrets.token_hex(3))
     write_header(folder, header)
     launch = prefix_of(header.run_id, header.detached)
@@ -243,7 +248,7 @@ async def _follow(folder: RunFolder, header: RunHeader, again: Callable[[], Call
         while True:
             look, now = await records.look(), loop.time()
             try:
-                term = await copy.restore()
+                term = await copy.restore(again=look.is_over)
             except ChannelEmptied:
                 if not look.claims:
                     return None, was_running  # its records were deleted: what there is is here
@@ -259,6 +264,7 @@ async def _follow(folder: RunFolder, header: RunHeader, again: Callable[[], Call
                 return None, was_running
             was_running = True
             if await _is_left(records, look, signs, now) and await records.take(look.term + 1):
+                await copy.restore()  # what was saved until then: the driver before may have deleted records since
                 return look.term + 1, was_running
             await asyncio.sleep(_REMOTE_LOOK_S)
 

@@ -41,11 +41,12 @@ def main() -> None:
             if request["channel"]:
                 folder = RunFolder(folders.runs_folder() / run)
                 folder.path.mkdir(parents=True, exist_ok=True)
+                folder.events.touch()  # it has begun; empty files are not copied
                 key = SigningKey.from_text(os.environ.pop(KEY_VARIABLE))
                 if not (folder.path / KEY_FILE).exists():
                     (folder.path / KEY_FILE).write_text(f"{key.text}\n")
                     (folder.path / KEY_FILE).chmod(0o600)
-                stack.enter_context(run_platform.driven_here(run))
+                stack.enter_context(run_platform.driven_here(run, is_copied=True))
                 if verb == "drive":
                     copying = Copying(
                         request["channel"], request["launch"], folder, key, request["term"], requests=Path(request["requests"])

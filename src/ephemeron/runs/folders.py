@@ -93,9 +93,17 @@ class RunFolder:
         found = ((int(path.name), RunFolder(path)) for path in (self.path / TRIALS).glob("*/") if path.name.isdecimal())
         return sorted((each for each in found if (each[1].path / RUN_FILE).is_file()), key=lambda each: each[0])
 
-    def create_key(self) -> SigningKey:
-        """A new key for a new run."""
-        return create_key(self.path / KEY_FILE)
+    def create_key(self, parent: str = "") -> SigningKey:
+        """A new key for a new run.
+
+        Args:
+            parent: its study. From the key of that, if it has one, this one is derived, so that functions that drive the study know it.
+        """
+        try:
+            key = read_key(runs_folder() / parent / KEY_FILE).derived(self.run_id) if parent else None
+        except OSError:
+            key = None
+        return create_key(self.path / KEY_FILE, key)
 
     def signing_key(self) -> SigningKey:
         """The run's key.

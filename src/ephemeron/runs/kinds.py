@@ -83,6 +83,16 @@ class RunKind(ABC):
     def result(self, folder: RunFolder) -> RunResult | None:
         """How a run has ended; None: it has no result that can be read."""
 
+    def pack(self, folder: RunFolder, header: RunHeader) -> None:
+        """Keeps in the folder of a run what functions elsewhere need to drive it, and that is only on this machine.
+
+        Raises:
+            JobError: it cannot be kept.
+        """
+
+    def bring_home(self, folder: RunFolder, header: RunHeader) -> None:
+        """Does on this machine what is left to do for a run that functions have driven elsewhere, and whose folder is here now."""
+
     def suspend(self, folder: RunFolder, header: RunHeader) -> int:
         """Suspends the functions of a run with their memory; returns how many.
 

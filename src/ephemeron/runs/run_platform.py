@@ -16,8 +16,8 @@ from ephemeron.errors import JobError, UserError
 from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
 from ephemeron.functions.base import Suspendable
 from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.runs.folders import RunFolder
-from ephemeron.runs.header import RunHeader
+from ephemeron.runs.folders import RunFolder, runs_folder
+from ephemeron.runs.header import RunHeader, read_header
 from ephemeron.runs.status import session_end
 
 if TYPE_CHECKING:
@@ -33,22 +33,32 @@ class NotRunning(Exception):
     """All functions of the run have ended."""
 
 
-_driven_here: set[str] = set()
+_driven_here: dict[str, bool] = {}
 
 
 @contextlib.contextmanager
-def driven_here(run_id: str) -> Iterator[None]:
-    """Inside, this process drives a run that is detached on a cloud, or works for the process that does."""
-    _driven_here.add(run_id)
+def driven_here(run_id: str, *, is_copied: bool = False) -> Iterator[None]:
+    """Inside, this process drives a run that is detached on a cloud, or works for the process that does.
+
+    Args:
+        run_id: of the run.
+        is_copied: whether the folder is a copy for a function, and not that of a client.
+    """
+    _driven_here[run_id] = is_copied
     try:
         yield
     finally:
-        _driven_here.discard(run_id)
+        _driven_here.pop(run_id, None)
 
 
 def is_driven_here(run_id: str) -> bool:
     """Whether this is inside `driven_here`."""
     return run_id in _driven_here
+
+
+def is_copied(run_id: str) -> bool:
+    """Whether this is a function that drives the run, with a copy of its folder."""
+    return _driven_here.get(run_id, False)
 
 
 async def start(
@@ -160,8 +170,12 @@ async def wake(folder: RunFolder, run: RunHeader) -> int:
 
 
 async def _open(folder: RunFolder, run: RunHeader, *, starting: bool) -> AsyncInvokePlatform:
-    if run.detached and not is_driven_here(run.run_id):  # a second collector would delete records that only the first one has read
-        raise UserError(f"functions on {run.platform} drive run {run.run_id}; watch it with: ephemeron attach {run.run_id}")
+    study = read_header(RunFolder(runs_folder() / run.parent)) if run.parent else None
+    for each in (run, study):
+        if (
+            each is not None and each.detached and not is_driven_here(each.run_id)
+        ):  # a second collector would delete records that only the first one has read
+            raise UserError(f"functions on {run.platform} drive run {each.run_id}; watch it with: ephemeron attach {each.run_id}")
     where = cloud(run.platform)
     _log.info("opening calls on %s", where.title)
     capacity = CapacityRequest(workers=run.functions, memory_mb=run.memory_mb, lifetime_s=run.lifetime_s, channel=run.channel)

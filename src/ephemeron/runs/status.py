@@ -32,7 +32,8 @@ def status_of(folder: RunFolder) -> str:
         of_groups = sorted({status_of(group) for group in folder.groups}, key=lambda s: (s != "running", s))
         return "running" if is_driven(folder) else next(filter(may_be_running, of_groups), status or "interrupted")
     if header.get("kind") == "study":  # functions are those of its trials, which have a status of their own
-        return "running" if is_driven(folder) else status or "interrupted"
+        elsewhere = f"on {platform}" if header.get("detached") and platform in CLOUDS else "interrupted"
+        return "running" if is_driven(folder) else status or elsewhere
     if (
         platform in CLOUDS and folder.events.exists() and not header.get("ends_with_client")
     ):  # its first line is written before anything is invoked

@@ -85,6 +85,7 @@ def attach(
             if term is not None:
                 stack.enter_context(detached.holding(folder, header, term, lambda now: kind.stop(folder, header, now=now)))
             elif was_running:  # it was stopped, or has ended
+                kind.bring_home(folder, header)
                 result = kind.result(folder)
         result = result or _attached(folder, header, kind, once, loggers)
     copy_results(folder, out)

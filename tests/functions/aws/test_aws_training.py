@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
@@ -278,13 +280,83 @@ def test_the_check_says_what_a_function_could_not_do(world: World, locked_valkey
     assert password not in said
 
 
-def test_a_map_is_driven_there_without_a_client_though_its_driver_is_killed(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, which no driver function may need."""
     place = tmp_path / "work"
     place.mkdir()
-    where = ["--platform", "aws", "--aws-region", "us-east-1", "--aws-endpoint", world.service.url]
-    check_detached_map([*where, "--channel", str(world.channels["objects"])], place, monkeypatch)
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(detached, "CLOUD_BEAT_S", detached.BEAT_S)
+    return place
+
+
+def where(world: World) -> list[str]:
+    """Options of a command whose functions are in this world."""
+    return ["--platform", "aws", "--aws-region", "us-east-1", "--aws-endpoint", world.service.url, "--channel", world.channels["objects"]]
+
+
+def detach(*arguments: str) -> str:
+    """Name of a run that functions drive when this returns."""
+    said = CliRunner().invoke(main, [*arguments, "--detach", "--json"])
+    assert said.exit_code == 0, said.output
+    return str(json.loads(said.output.splitlines()[-1])["run_id"])
+
+
+def kill_driver(run: str) -> None:
+    """SIGKILL for the function that drives a run."""
+    function = driver_function(run)
+    assert function is not None
+    function.kill()
+
+
+def check_driven_there(folder: RunFolder) -> None:
+    """Whether functions have driven a run to its end, after one of them was killed."""
+    ends = [e for e in events_of(RunFolder(folder.path / detached.FOLDER)) if isinstance(e, Ended)]
+    outcomes = [e.outcome for e in ends if e.status == "ok"]
+    assert "finished" in outcomes
+    assert "failed" not in outcomes
+    assert any(e.status == "lost" for e in ends)
+
+
+def test_a_factorisation_is_driven_there_though_its_driver_is_killed(world: World, place: Path) -> None:
+    a = np.random.default_rng(0).standard_normal((240, 240))
+    a = a @ a.T + 240 * np.eye(240)
+    np.save(place / "A.npy", a)
+    run = detach("linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", "40", "--workers", "2", *where(world))
+    (place / "A.npy").unlink()
+    kill_driver(run)
+    result = attach(run)
+    assert result.summary.status == "finished"
+    check_driven_there(result.folder)
+    lower = np.load(place / "L.npy")
+    np.testing.assert_array_equal(lower, np.tril(lower))
+    np.testing.assert_allclose(lower @ lower.T, a, rtol=1e-10)
+    assert not [key for key in left(world.channels["objects"], run) if key.startswith(f"{run}.tiles")], "its tiles are deleted"
+
+
+def test_predictions_are_those_of_a_client_though_their_driver_is_killed(world: World, place: Path) -> None:
+    trained = world.undisturbed[0].folder.path
+    inputs = np.random.default_rng(0).standard_normal((400, 8, 8)).astype(np.float32)
+    np.savez(place / "inputs.npz", x=inputs)
+    command = ["predict", "model", "--data", "inputs.npz", "--batch-size", "40", "--max-workers", "2"]
+    shutil.copytree(trained, place / "model")
+    here = CliRunner().invoke(main, [*command, "--out", "here.npz"])
+    assert here.exit_code == 0, here.output
+    run = detach(*command, "--out", "there.npz", *where(world))
+    shutil.rmtree(place / "model")
+    (place / "inputs.npz").unlink()
+    kill_driver(run)
+    result = attach(run)
+    assert result.summary.status == "finished"
+    check_driven_there(result.folder)
+    with np.load(place / "here.npz") as wanted, np.load(place / "there.npz") as found:
+        np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_map_is_driven_there_without_a_client_though_its_driver_is_killed(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_detached_map(where(world), place, monkeypatch)
 
 
 def test_a_run_that_is_driven_there_is_stopped_and_taken_back_by_a_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.bounds import label_option
-from ephemeron.cli.linalg.files import check_out, command_name, source_of, stored, write_results
+from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.linalg.files import (
+    KEPT,
+    check_out,
+    command_name,
+    keep_tiles,
+    kept_name,
+    kind_of,
+    leave_tiles,
+    source_of,
+    stored,
+    write_results,
+)
 from ephemeron.cli.map import INTERRUPTED
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detachable
@@ -54,7 +66,7 @@ def _refuse_predict(context: click.Context, option: click.Parameter, given: bool
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = detachable()(command)
+    command = detachable(command)
     for option in reversed(
         (
             click.option(
@@ -67,6 +79,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option("--tile", type=click.IntRange(min=1), help="Rows and columns of a tile.  [default: by size, memory and speed]"),
             click.option("--platform", default="local", show_default=True, help="Where functions run."),
+            cloud_options,
             click.option(
                 "--channel", help="Address of the store for tiles, such as s3://bucket/prefix.  [default: a folder of this machine]"
             ),
@@ -311,12 +324,15 @@ def _run(
     as_json: bool,
     dry_run: bool,
     slim: bool = False,
+    **flags: Any,
 ) -> None:
     from ephemeron import linalg as functions
     from ephemeron.executor import FunctionExecutor
+    from ephemeron.executor.programs import check_size, launch_elsewhere
     from ephemeron.linalg.matrices.lifetimes import disown
     from ephemeron.linalg.matrices.stored import tile_size
     from ephemeron.linalg.prediction.predict import described, predict_work
+    from ephemeron.runs import detached
 
     sources = [source_of(path) for path in inputs]
     (rows, columns), dtype = sources[0].shape, sources[0].dtype
@@ -338,6 +354,7 @@ def _run(
             idle_timeout_s=idle_timeout_s,
             labels=labels,
             progress=False if as_json else None,
+            settings=cloud_settings(platform, taken(flags)),
         ) as pool,
         _tiles_folder(pool) as folder,
     ):
@@ -359,18 +376,28 @@ def _run(
         if not as_json:
             click.echo(f"predicted: {prediction}", err=True)
         store = channel or folder.resolve().as_uri()
-        with stored(sources, tiles, store=store, name=command_name(command, inputs, tiles), pool=pool) as matrices:
+        launch, is_kept = launch_elsewhere(platform), inputs[0].suffix == KEPT
+        if launch is not None:
+            detached.check_place("tasks", platform, store)
+            check_size(int(prediction.output_bytes), "the result of this command", platform)
+        name = kept_name(pool) if launch is not None or is_kept else command_name(command, inputs, tiles)
+        with stored(sources, tiles, store=store, name=name, pool=pool, stay=is_kept) as matrices:
+            if launch is not None:
+                keep_tiles(launch, inputs, matrices, out)
             made = work(functions, pool, matrices)
             try:
-                files = write_results(made, out, kind or ("zarr" if inputs[0].suffix == ".zarr" else "npy"))
+                files = write_results(made, out, kind or kind_of(inputs[0]))
             except BaseException:  # the same command goes on from its results
                 for each in made.values():
                     if isinstance(each, functions.BigMatrix):
                         disown(each.stored.store, each.stored.name)
                 raise
             report = next(m.report for m in made.values() if isinstance(m, functions.BigMatrix) and m.report is not None)
-        for matrix in made.values():
-            if isinstance(matrix, functions.BigMatrix):
+        results = [each for each in made.values() if isinstance(each, functions.BigMatrix)]
+        if is_kept:
+            leave_tiles(pool, [*matrices, *results])
+        else:
+            for matrix in results:
                 matrix.delete()
     _show(report, prediction, files, as_json=as_json)
 

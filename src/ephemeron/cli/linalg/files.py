@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ephemeron.executor import FunctionExecutor
+    from ephemeron.executor.programs import Launch
     from ephemeron.linalg import BigMatrix
+
+KEPT = ".tiles"
+"""Suffix of files that name a matrix in a store: inputs of a command that is given again on a machine without its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,9 @@ def source_of(path: Path) -> Source:
 
     if not path.exists():
         raise JobError(f"there is no {path}")
+    if path.suffix == KEPT:
+        found = BigMatrix.open(*json.loads(path.read_text()))
+        return Source(found.shape, found.dtype, lambda **place: found)
     if path.suffix == ".parquet":
         table = files.ParquetColumns(path)
         return Source(table.shape, table.dtype, partial(BigMatrix.from_parquet, path))
@@ -66,7 +74,7 @@ def source_of(path: Path) -> Source:
 
 @contextlib.contextmanager
 def stored(
-    sources: Sequence[Source], tiles: Sequence[tuple[int, int]], *, store: str, name: str, pool: FunctionExecutor
+    sources: Sequence[Source], tiles: Sequence[tuple[int, int]], *, store: str, name: str, pool: FunctionExecutor, stay: bool = False
 ) -> Iterator[list[BigMatrix]]:
     """Inputs of a command as tiles while it computes. They stay where it is interrupted or fails, so that the same command goes on, and go where
     the matrices themselves are refused.
@@ -77,6 +85,7 @@ def stored(
         store: address for tiles.
         name: of the command.
         pool: computes.
+        stay: they stay where they were found. One process at a time drives the run that they belong to.
 
     Raises:
         JobError: another process runs the same command.
@@ -96,7 +105,7 @@ def stored(
         async with tile_store.opened(store) as channel:
             await tile_store.delete(channel, claims)
 
-    if others := blocking(lambda interrupts: running()):
+    if not stay and (others := blocking(lambda interrupts: running())):
         raise JobError(f"the same command runs already over {store}, as process {others[0].process}", remedy="wait until it ends")
     matrices: list[BigMatrix] = []
     is_over = False
@@ -111,7 +120,7 @@ def stored(
         raise
     finally:
         if is_over:
-            for matrix in matrices:
+            for matrix in [] if stay else matrices:
                 matrix.delete()
             blocking(lambda interrupts: released())
 
@@ -134,6 +143,41 @@ def command_name(command: str, paths: Sequence[Path], tiles: Sequence[tuple[int,
     return f"{COMMAND}-{digest.hexdigest()[:16]}"
 
 
+def kept_name(pool: FunctionExecutor) -> str:
+    """The same for a command that is given again on another machine: its tiles belong to the run."""
+    return f"{pool.queue[1]}.tiles"
+
+
+def keep_tiles(launch: Launch, paths: Sequence[Path], matrices: Sequence[BigMatrix], out: Path) -> None:
+    """Has a command that is given again on another machine read the tiles of its inputs, and write its results for this one.
+
+    Args:
+        launch: of the command.
+        paths: of the files from which the matrices were stored.
+        matrices: inputs.
+        out: file or folder of the results.
+    """
+    for number, (path, matrix) in enumerate(zip(paths, matrices, strict=True)):
+        content = json.dumps([matrix.stored.store, matrix.stored.name]).encode()
+        launch.keep(str(path), f"{number}{path.suffix}{KEPT}", content)
+    launch.outputs[str(out)] = out
+
+
+def leave_tiles(pool: FunctionExecutor, matrices: Sequence[BigMatrix]) -> None:
+    """Has tiles of a command that was given again deleted when its results are saved."""
+    from ephemeron.executor.programs import leave_for_later
+    from ephemeron.linalg.matrices.lifetimes import disown
+
+    for each in matrices:
+        disown(each.stored.store, each.stored.name)
+    leave_for_later(pool.folder, matrices[0].stored.store, [f"{each.stored.name}/" for each in matrices])
+
+
+def kind_of(path: Path) -> str:
+    """Kind of results in a folder, where the user does not say it: that of an input."""
+    return "zarr" if (path.with_suffix("") if path.suffix == KEPT else path).suffix == ".zarr" else "npy"
+
+
 def write_results(made: dict[str, Any], out: Path, kind: str) -> dict[str, str]:
     """Writes results: one to a file, several into a folder."""
     import numpy as np
@@ -151,8 +195,10 @@ def write_results(made: dict[str, Any], out: Path, kind: str) -> dict[str, str]:
             np.save(path, result)
         elif path.suffix == ".zarr":
             result.to_zarr(path)
-        else:
-            result.to_npy(path)
+        else:  # a mapped file changes without a trace until it is whole
+            part = path.with_name(f"{path.name}.part")
+            result.to_npy(part)
+            part.replace(path)
     return files
 
 

@@ -79,16 +79,9 @@ def detach_option(command: F) -> F:
     )(command)
 
 
-def detachable(*, moves: bool = False) -> Callable[[F], F]:
-    """A command whose executor can be driven by functions: with --detach they give it again, until all its tasks have results.
+def detachable(command: F) -> F:
+    """A command whose executor can be driven by functions: with --detach they give it again, until all its tasks have results."""
 
-    Args:
-        moves: see `executor.programs.Launch`.
-    """
-    return functools.partial(_detachable, moves=moves)
-
-
-def _detachable(command: F, *, moves: bool) -> F:
     @functools.wraps(command)
     def run(*args: Any, detach: bool, **options: Any) -> None:
         if not detach:
@@ -99,7 +92,7 @@ def _detachable(command: F, *, moves: bool) -> F:
         from ephemeron.runs import detached
 
         argv = [each for each in click.get_current_context().meta[ARGUMENTS] if each != "--detach"]
-        with launching(argv, moves=moves) as launch:
+        with launching(argv) as launch:
             command(*args, **options)
         if launch.run is None or launch.header is None:
             return  # there was nothing to do

@@ -22,6 +22,7 @@ from ephemeron.errors import UserError
 from ephemeron.events import Event, RunEnded, to_json
 from ephemeron.runs import run_platform
 from ephemeron.runs.cost import CostMeter
+from ephemeron.runs.folder_copies import save_now
 from ephemeron.runs.folders import RunFolder, events_of, last_t, session_of
 from ephemeron.runs.header import RunHeader, read_header, write_header
 from ephemeron.runs.kinds import load_kind
@@ -186,6 +187,7 @@ async def drive(
         )
         with interrupts.handled(driver.interrupt), told(on_driver, driver):
             if prepared is not None:
+                await save_now()
                 await driver.launch(prepared)
             elif not attach:
                 await driver.resume(last_t(folder), renewal)

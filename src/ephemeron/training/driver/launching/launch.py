@@ -204,7 +204,7 @@ def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = N
     run_platform.sweep(folders.runs_folder())
     with new_run(prepared.spec.run_id, parent) as folder:
         if parent is None:
-            folder.create_key()
+            folder.create_key(request.parent)
         else:
             shutil.copy2(parent.path / folders.KEY_FILE, folder.path / folders.KEY_FILE)
         variables = environment(ready.secrets) if parent is None else nullcontext()
