@@ -33,6 +33,15 @@ def test_what_was_signed_is_verified_whole_and_without_a_copy():
     assert body.obj is data
 
 
+def test_a_derived_key_is_of_one_name_and_is_no_signature():
+    derived = KEY.derived("trial-0")
+    assert derived == SigningKey.from_text(KEY.text).derived("trial-0")
+    assert len({KEY, derived, KEY.derived("trial-1"), derived.derived("trial-0")}) == 4
+    assert len(derived.secret) == len(KEY.secret)
+    for name, content in (("trial-0", b""), ("", b"trial-0"), ("\xff" * 8, b"trial-0")):
+        assert derived.secret not in joined(KEY.signed([content], name=name))
+
+
 @given(st.binary(max_size=300), st.data())
 def test_any_changed_byte_is_noticed(content, draw):
     data = bytearray(joined(KEY.signed([content], name="run/spec")))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import main
 from ephemeron.communication.channels import open_channel
+from ephemeron.communication.signing import create_key
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError, PlatformError, RunAlreadyDriven, UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress, RunEnded, RunStarted, to_json
@@ -589,6 +591,54 @@ def test_a_driver_finds_that_its_run_is_over_where_the_one_before_died_after_the
             verbs.go_on("a-run")
 
 
+def test_the_copy_of_a_study_has_its_trials_with_derived_keys_and_a_database_that_is_whole(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def database(path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("create table if not exists trials (number)")
+        return connection
+
+    def trial(number: int) -> RunFolder:
+        made = folders.create(f"a-run-{number}")
+        made.create_key("a-run")
+        write_header(made, RunHeader(run_id=made.run_id, kind="training", platform="aws", parent="a-run"))
+        (made.path / "weights.safetensors").write_bytes(b"w" * number)
+        (folder.path / "trials").mkdir(exist_ok=True)
+        (folder.path / "trials" / str(number)).symlink_to(made.path)
+        return made
+
+    folder, header = driven_elsewhere(tmp_path)
+    trials = [trial(number) for number in range(2)]
+    writer = database(folder.path / "study.db")
+    writer.execute("insert into trials values (1)")
+    writer.execute("begin immediate")
+    writer.execute("insert into trials values (2)")  # a change that is not whole
+    recorded(folder, header, lambda records, copy: copy.save())  # type: ignore[arg-type, return-value]
+    key = folder.signing_key()
+
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "elsewhere"))
+    there = folders.create("a-run")
+    create_key(there.path / "signing.key", key)
+    other = folders.create("a-run-1")
+    write_header(other, RunHeader(run_id="a-run-1", kind="training", platform="aws"))
+    recorded(there, header, lambda records, copy: copy.restore())  # type: ignore[arg-type, return-value]
+    assert [(number, found.path.resolve().name) for number, found in there.trials] == [(0, "a-run-0")], (
+        "another run of this name is left alone"
+    )
+    assert not (other.path / "weights.safetensors").exists()
+    copied = RunFolder(folders.runs_folder() / "a-run-0")
+    assert copied.signing_key() == trials[0].signing_key() == key.derived("a-run-0")
+    assert open_header(copied).parent == "a-run"
+    assert database(there.path / "study.db").execute("select number from trials").fetchall() == [(1,)]
+    stored = [path.as_posix() for path in (tmp_path / "objects").rglob("*") if path.is_file()]
+    assert stored
+    assert not [path for path in stored if "signing.key" in path]
+    write_header(there, dataclasses.replace(header, detached=LAUNCH))
+    with pytest.raises(UserError, match="functions on aws drive run a-run;"):
+        asyncio.run(run_platform.attach(copied, open_header(copied)))
+
+
 # -- commands -------------------------------------------------------------------------------------------------
 
 
@@ -654,4 +704,16 @@ def test_a_study_that_cannot_be_detached_stores_nothing(place: Path, job: Path) 
     assert ran.exit_code == 2, ran.output
     assert "the parameter server is a process of the client" in " ".join(ran.output.split())
     assert not (place / "rates").exists()
+    assert folders.all_runs() == []
+
+
+def test_a_study_whose_job_reads_other_files_of_this_machine_is_not_driven_elsewhere(place: Path, job: Path) -> None:
+    (place / "study.toml").write_text('job = "job.toml"\nsampler = "grid"\npredict = false\n[space]\noptimizer.options.lr = [0.05, 0.1]\n')
+    (place / "first.safetensors").write_bytes(b"")
+    text = job.read_text().replace("[run]\n", '[run]\nplatform = "aws"\nchannel = "s3://bucket/prefix"\n')
+    job.write_text(f'init = "first.safetensors"\n{text}')
+    ran = CliRunner().invoke(main, ["tune", "study.toml", "--detach"])
+    assert ran.exit_code == 2, ran.output
+    assert "job.toml: init = " in " ".join(ran.output.split())
+    assert "is on this machine, and the study would be driven on aws" in " ".join(ran.output.split())
     assert folders.all_runs() == []

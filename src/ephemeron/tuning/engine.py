@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from ephemeron.errors import EphemeronError, UserError
-from ephemeron.events import Event, RunStarted
-from ephemeron.runs import folders
+from ephemeron.events import Event, RunEnded, RunStarted, to_json
+from ephemeron.runs import folders, run_platform
+from ephemeron.runs.folder_copies import save_now
+from ephemeron.runs.header import read_header
 from ephemeron.runs.stop_requests import stop_requested
 from ephemeron.training.driver import Session
 from ephemeron.training.driver.result import Result
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
+    from ephemeron.functions.async_invoke.provider import Settings
 
 LOOK_EVERY_S = 0.5
 """Interval at which requests to end trials are looked for, and `study.json` is renewed."""
@@ -52,6 +55,7 @@ class Engine:
         token: part of the names of runs.
         seconds: for which the study was driven before.
         simulated: whether trials take place in virtual time.
+        cloud: location of the functions of trials on a cloud; None: elsewhere, or its default.
         on_trial: called with every trial that has begun or ended.
         on_change: called when anything has changed.
         sessions: opens the session that runs take place in.
@@ -70,13 +74,14 @@ class Engine:
         token: str,
         seconds: float,
         simulated: bool,
+        cloud: Settings | None = None,
         on_trial: OnTrial,
         on_change: Callable[[], None],
         sessions: Callable[..., Session] = Session,
     ) -> None:
         self._file, self._folder, self._study, self._predictor = file, folder, study, predictor
         self._places, self._parent, self._token, self._simulated = places, parent, token, simulated
-        self._labels = labels
+        self._labels, self._cloud = labels, cloud
         self._on_trial, self._on_change, self._sessions = on_trial, on_change, sessions
         self._before_s, self._began_at = seconds, 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -260,28 +265,44 @@ class Engine:
             return self._tell(trial, "pruned", f"not started: {e}")
         folder = folders.RunFolder(folders.runs_folder() / trial.run)
         if not self._simulated and folder.events.exists():
-            return self._start(
-                trial,
-                tasks,
-                lambda: session.proceed(trial.run, on_event=self._followed(session, trial), stop=trial.stop, check=False, report=False),
-            )
+            return self._start(trial, tasks, lambda: self._proceed(session, trial))
         if trial.ending:
             return self._tell(trial, "pruned", trial.ending)
         if self._simulated and folder.path.exists():  # it has ended with its client, and begins again: nothing of it counts
             shutil.rmtree(folder.path)
             trial.cost_usd = 0.0
+        if folder.path.exists() and self._cloud is not None:
+            return self._start(trial, tasks, lambda: self._again(session, trial, folder, job, c))
         if folder.path.exists():
-            trial.run, trial.cost_usd = f"{trial.run}-again", 0.0
-            trial.store(RUN, trial.run)
+            self._rename(trial)
         if not trial.started and self._held is None:
             self._held = trial, job, c
         else:
             self._start(trial, tasks, lambda: self._train(session, trial, job, c))
         return None
 
+    def _rename(self, trial: TrialRun) -> None:
+        """Gives a trial that begins anew another run."""
+        trial.run, trial.cost_usd = f"{trial.run}-again", 0.0
+        trial.store(RUN, trial.run)
+
     # -- running --------------------------------------------------------------------------------------------
 
+    async def _proceed(self, session: Session, trial: TrialRun) -> Result:
+        return await session.proceed(trial.run, on_event=self._followed(session, trial), stop=trial.stop, check=False, report=False)
+
+    async def _again(self, session: Session, trial: TrialRun, before: folders.RunFolder, job: Job, c: Configuration) -> Result:
+        """Begins a trial anew whose driver was killed before it had saved anything of the trial's functions: those are ended."""
+        if (header := read_header(before)) is not None:
+            await run_platform.cancel(before, header)
+            with before.events.open("a") as log:
+                log.write(to_json(RunEnded(t=0.0, status="stopped")) + "\n")
+            self._folder.link(f"{trial.number}-before", before.path)
+        self._rename(trial)
+        return await self._train(session, trial, job, c)
+
     async def _train(self, session: Session, trial: TrialRun, job: Job, c: Configuration) -> Result:
+        self._folder.link(trial.number, folders.runs_folder() / trial.run)  # so that its folder is copied with that of the study
         return await session.train(
             job,
             c,
@@ -292,6 +313,7 @@ class Engine:
             report=False,
             parent=self._parent,
             labels=self._labels,
+            cloud=self._cloud,
         )
 
     def _followed(self, session: Session, trial: TrialRun) -> Callable[[Event], None]:
@@ -314,6 +336,7 @@ class Engine:
         finally:
             del self._trials[trial.number]
         assert isinstance(result, Result)
+        await save_now()  # before the study takes the trial for over
         trial.cost_usd, trial.seconds = result.summary.cost_usd, result.summary.seconds
         if result.finished:
             if trial.value is None:

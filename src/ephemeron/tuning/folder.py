@@ -262,9 +262,10 @@ class StudyFolder:
         """Whether a client on this machine drives the study."""
         return is_driven(self.run)
 
-    def link(self, number: int, run: Path) -> None:
+    def link(self, number: int | str, run: Path) -> None:
         """Makes `trials/N` the folder of a trial's run."""
         link = self.trials / str(number)
+        link.parent.mkdir(exist_ok=True)
         if link.is_symlink():
             if link.readlink() == run:
                 return

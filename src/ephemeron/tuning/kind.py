@@ -3,18 +3,22 @@ another client goes on with it, a simulated one included."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from ephemeron.communication.channels import public_address
 from ephemeron.config.toml import parse_toml
-from ephemeron.config.typed import build
+from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event, Note, RunEnded, to_json
 from ephemeron.functions.jsonl import Journal
+from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.prices import load_prices
+from ephemeron.runs import detached
 from ephemeron.runs.cost import Bill
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
 from ephemeron.runs.header import RunHeader, started
@@ -23,10 +27,13 @@ from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_summary
 from ephemeron.training.driver.launching.launch import service_of
 from ephemeron.training.job import Configuration, Job
-from ephemeron.tuning import results
+from ephemeron.tuning import kept, results
 from ephemeron.tuning.folder import STUDY_FILE, StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, written
 from ephemeron.tuning.space import parameters_of
-from ephemeron.tuning.study_file import StudyFile
+from ephemeron.tuning.study_file import StudyFile, load_study
+
+if TYPE_CHECKING:
+    from ephemeron.functions.async_invoke.provider import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +62,12 @@ class StudyRuns(RunKind):
     def resume(self, folder: RunFolder, header: RunHeader, following: Following) -> RunResult:
         from ephemeron.tuning.study import Study  # imports this module
 
-        if not header.payload.get("file"):
-            raise UserError(f"run {folder.run_id} is a study of a program, and no file: go on with it there")
         with written(folder.path):
-            status = Study.open(header.payload["file"], out=folder.path).drive(resume=True, on_event=following.on_event).status
+            if detached.is_remote(header):
+                study = Study(kept.kept(StudyFolder(folder.path)), StudyFolder(folder.path))
+            else:
+                study = Study.open(_file_of(folder, header), out=folder.path)
+            status = study.drive(resume=True, on_event=following.on_event).status
         if self.result(folder) is None:  # its client was killed between its end and its result
             write_summary(folder, summarize(folder, header, status))
         return cast(RunResult, self.result(folder))
@@ -72,6 +81,21 @@ class StudyRuns(RunKind):
         except JobError:
             return None
         return RunResult(summary, folder, summary.causes)
+
+    def pack(self, folder: RunFolder, header: RunHeader) -> None:
+        from ephemeron.tuning.study import Study  # imports this module
+
+        kept.keep(Study.open(_file_of(folder, header), out=folder.path).file, StudyFolder(folder.path))
+
+    def bring_home(self, folder: RunFolder, header: RunHeader) -> None:
+        """Names the folders of this machine in the job with the best values."""
+        study = StudyFolder(folder.path)
+        status = study.status()
+        best = next((t for t in status.trials if t.number == status.best), None)
+        with contextlib.suppress(UserError):  # its files are gone, or have changed
+            file = load_study(_file_of(folder, header))
+            if best is not None and file.digest == status.digest:
+                (folder.path / results.BEST_FILE).write_text(results.best_job(file, status, best))
 
     def report(self, folder: RunFolder, header: RunHeader, out: Path | None) -> list[Path]:
         study = StudyFolder(folder.path)
@@ -90,7 +114,27 @@ class StudyRuns(RunKind):
         return {"trials": results.rows(StudyFolder(folder.path).status())}
 
 
-def new_header(file: StudyFile, status: StudyStatus, run_id: str, job: Job, c: Configuration, labels: Mapping[str, str]) -> RunHeader:
+def _file_of(folder: RunFolder, header: RunHeader) -> str:
+    """The study file of a study.
+
+    Raises:
+        UserError: it has none.
+    """
+    file = str(header.payload.get("file", ""))
+    if not file:
+        raise UserError(f"run {folder.run_id} is a study of a program, and no file: go on with it there")
+    return file
+
+
+def new_header(
+    file: StudyFile,
+    status: StudyStatus,
+    run_id: str,
+    job: Job,
+    c: Configuration,
+    labels: Mapping[str, str],
+    settings: Settings | None = None,
+) -> RunHeader:
     """The header of a study.
 
     Args:
@@ -98,12 +142,17 @@ def new_header(file: StudyFile, status: StudyStatus, run_id: str, job: Job, c: C
         run_id: its name among runs.
         job, c: of one of its trials.
         labels: see `runs.labels`.
+        settings: location of the functions on a cloud; None: its default.
     """
+    is_cloud = c.platform in CLOUDS
     return RunHeader(
         run_id=run_id,
         kind="study",
         name=status.name,
         platform=c.platform,
+        channel=public_address(c.store)[0] if is_cloud else "",
+        memory_mb=c.memory_mb if is_cloud else 0,
+        settings=plain((settings or cloud(c.platform).settings()).located()) if is_cloud else {},
         functions=status.concurrency,
         prices=load_prices(service_of(c.store), platform=c.platform, servers=job.sparse is not None),
         budget_usd=status.budget_usd,

@@ -21,7 +21,7 @@ from ephemeron.training import planning_workflow
 from ephemeron.training.job import Configuration, Job, sync_name
 from ephemeron.training.planner.model.exchange import ExecutionOptions
 from ephemeron.training.planner.model.prediction import predict
-from ephemeron.training.planner.model.profile import PlatformProfile, Workload, load_profile
+from ephemeron.training.planner.model.profile import PlatformProfile, Profile, Workload, load_profile
 from ephemeron.tuning.results import parameters_text
 from ephemeron.tuning.space import Parameter, Value, Values, grid_size
 from ephemeron.tuning.study_file import StudyFile
@@ -155,6 +155,19 @@ class TrialPredictor:
         if not same:
             return 1.0, 1.0
         return statistics.median(r[0] for r in same), statistics.median(r[1] for r in same)
+
+
+def profile_of(study: StudyFile) -> Profile | None:
+    """The profile from which trials are predicted, as far as it is known without measuring; None: they are not predicted."""
+    spec, (job, c) = study.spec, any_of(study)
+    if not spec.predict:
+        return None
+    if spec.profile is not None:
+        return load_profile(spec.profile)
+    try:
+        return planning_workflow.profile_for(job, c.platform, channel=_probed(c), measures=False)
+    except UserError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

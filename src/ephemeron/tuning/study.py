@@ -19,18 +19,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron import blocking
+from ephemeron.communication.channels import public_address
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import Event
-from ephemeron.runs import detached, folders
+from ephemeron.functions.registry import CLOUDS, cloud
+from ephemeron.runs import detached, folders, run_platform
 from ephemeron.runs.folders import KEY_FILE, RESULT_FILE, RUN_FILE, RunFolder, last_t, runs_folder
-from ephemeron.runs.header import RunHeader
+from ephemeron.runs.header import RunHeader, open_header, read_header
 from ephemeron.runs.labels import check_labels
 from ephemeron.runs.predictions import Prediction
 from ephemeron.runs.stop_requests import withdraw_stop
 from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
-from ephemeron.tuning import data_service, kind, prediction, results, sampling
+from ephemeron.tuning import data_service, kept, kind, prediction, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
 from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, folder_of, storage_of, written
 from ephemeron.tuning.prediction import SpacePrediction, TrialPredictor
@@ -40,6 +42,7 @@ from ephemeron.tuning.trial import recorded
 if TYPE_CHECKING:
     import optuna
 
+    from ephemeron.functions.async_invoke.provider import Settings
 
 LOOK_EVERY_S = 0.3
 """Interval at which a client that watches reads the status."""
@@ -86,6 +89,13 @@ class Study:
 
     def __init__(self, file: StudyFile, folder: StudyFolder) -> None:
         self.file, self.folder = file, folder
+        self.cloud: Settings | None = None
+        """Location of the functions on a cloud, such as `AwsSettings`, for a study that begins; None: its default."""
+
+    @property
+    def platform(self) -> str:
+        """Of its trials."""
+        return prediction.any_of(self.file)[1].platform
 
     @classmethod
     def open(cls, path: str | Path, *, out: str | Path | None = None) -> Study:
@@ -154,6 +164,7 @@ class Study:
         Raises:
             UserError: the trial does not run.
         """
+        self._refuse_elsewhere()
         if not any(t.number == number and t.state == "running" for t in self.trials):
             raise UserError(f"trial {number} of the study in {self.folder.path} does not run")
         self.folder.request_end(number)
@@ -211,6 +222,7 @@ class Study:
         Raises:
             UserError: the study is refused, has begun already or has not, or another client drives it.
         """
+        self._refuse_elsewhere()
         with written(self.folder.path), self.folder.driving():
             return self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress, labels=labels)
 
@@ -253,6 +265,9 @@ class Study:
         labels = check_labels(labels)
         _, c = prediction.any_of(self.file)
         detached.check_place("study", c.platform, c.channel)
+        if c.platform in CLOUDS:
+            kept.check(self.file)
+        self._refuse_elsewhere()
         with written(self.folder.path), self.folder.driving():
             known = self.folder.status() if self.folder.exists else None
             _, known, _ = self._begun(known, resume=resume, on_progress=on_progress)
@@ -261,8 +276,28 @@ class Study:
             (run.path / RESULT_FILE).unlink(missing_ok=True)
             if not (run.path / KEY_FILE).exists():
                 run.create_key()
-        blocking.run(lambda _: detached.hand_over(run, header, {}))
+        variables = public_address(c.store)[1] if c.platform in CLOUDS else {}
+        blocking.run(lambda _: detached.hand_over(run, open_header(run), variables))
         return header.run_id
+
+    def _location(self) -> Settings | None:
+        """Location of the functions on a cloud: where the study began, if it has."""
+        header = read_header(self.folder.run)
+        return run_platform.settings_of(cloud(header.platform), header) if header is not None and header.settings else self.cloud
+
+    def _refuse_elsewhere(self) -> None:
+        """Refuses to drive a study from here that functions elsewhere drive, or have stopped.
+
+        Raises:
+            JobError: they do.
+        """
+        run = self.folder.run
+        header = read_header(run)
+        if header is not None and detached.is_remote(header) and not self.status.over:
+            raise JobError(
+                f"functions on {header.platform} drive study {run.run_id}",
+                remedy=f"use ephemeron attach {run.run_id}, or when they have stopped it: ephemeron resume {run.run_id}",
+            )
 
     def _begun(
         self, known: StudyStatus | None, *, resume: bool, on_progress: Callable[[str], None]
@@ -291,7 +326,7 @@ class Study:
 
     def _header(self, known: StudyStatus, labels: Mapping[str, str]) -> RunHeader:
         job, c = prediction.any_of(self.file)
-        return kind.new_header(self.file, known, self.folder.new_run_id(known.name, known.token), job, c, labels)
+        return kind.new_header(self.file, known, self.folder.new_run_id(known.name, known.token), job, c, labels, self.cloud)
 
     def attach(self, *, on_trial: OnTrial = lambda trial: None) -> StudyResult:
         """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
@@ -300,6 +335,7 @@ class Study:
             UserError: the study has not begun.
         """
         told: dict[int, str] = {}
+        self._refuse_elsewhere()
         while True:
             driven = self.folder.is_driven
             status = self.folder.status()
@@ -331,7 +367,7 @@ class Study:
             return self._check_sparse(job, c)
         wanted = dataclasses.replace(job, keep_best=KeepBest(monitor=spec.metric, mode=spec.mode))
         try:
-            ready = prepared_run(LaunchRequest(job=wanted, configuration=dataclasses.replace(c, sync="bsp")))
+            ready = prepared_run(LaunchRequest(job=wanted, configuration=dataclasses.replace(c, sync="bsp"), cloud=self._location()))
         except JobError as e:
             if e.problem.startswith("keep_best monitors"):
                 raise JobError(
@@ -347,7 +383,7 @@ class Study:
 
     def _check_sparse(self, job: Job, c: Configuration) -> int:
         """The same for a sparse job, which is evaluated after each epoch."""
-        program = prepared_run(LaunchRequest(job=job, configuration=c)).prepared.spec.sparse
+        program = prepared_run(LaunchRequest(job=job, configuration=c, cloud=self._location())).prepared.spec.sparse
         assert program is not None
         if self.file.spec.metric not in program.metrics:
             raise JobError(
@@ -380,9 +416,12 @@ class Study:
         _, c = prediction.any_of(self.file)
         simulated = c.platform == "simulated"
         header = self.folder.begin(self._header(known, labels))
-        if simulated and self.folder.run.events.exists():  # trials that had not ended begin again
-            known = dataclasses.replace(known, seconds=last_t(self.folder.run))
-        log = kind.StudyLog(self.folder.run, header, known, on_event)
+        run = self.folder.run
+        if not (run.path / KEY_FILE).exists():
+            run.create_key()  # from which those of its trials are derived
+        if simulated and run.events.exists():  # trials that had not ended begin again
+            known = dataclasses.replace(known, seconds=last_t(run))
+        log = kind.StudyLog(run, header, known, on_event)
         for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
             if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:
                 p = prediction.TrialPrediction(each.predicted_s, each.predicted_usd)
@@ -398,6 +437,7 @@ class Study:
             token=known.token,
             seconds=known.seconds,
             simulated=simulated,
+            cloud=self._location(),
             on_trial=lambda trial: told(trial),
             on_change=lambda: write(),
         )

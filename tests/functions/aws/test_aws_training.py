@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("boto3", reason="no AWS client; pip install 'ephemeron[aws]'")
 pytest.importorskip("awslambdaric", reason="no runtime client; pip install awslambdaric")
@@ -25,7 +26,8 @@ from aws_world import KEYS, deployed
 
 from checking import left, refusal, texts
 from detached_map import check_detached_map
-from ephemeron.errors import UserError
+from ephemeron.cli.main import main
+from ephemeron.errors import JobError, UserError
 from ephemeron.events import Ended, Event, Invoked, Note, Progress
 from ephemeron.functions.aws.settings import client
 from ephemeron.runs import detached, folders, verbs
@@ -34,11 +36,14 @@ from ephemeron.runs.header import open_header
 from ephemeron.runs.verbs import attach, resume
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.lambda_service import LambdaService
-from ephemeron.testing.training_world import PEER_TIMEOUT_S, of
+from ephemeron.testing.training_world import PEER_TIMEOUT_S, driver_function, of
 from ephemeron.training.driver import configure
 from ephemeron.training.driver.api import launch
 from ephemeron.training.job import Job, Target, parse_fault
-from tiny_job import JOB, SHORT
+from ephemeron.tuning.folder import StudyFolder
+from ephemeron.tuning.study import Study
+from running import until
+from tiny_job import CODE, JOB, SHORT
 
 pytestmark = pytest.mark.slow
 
@@ -173,6 +178,7 @@ CLIENT = """
 import json, sys
 how, settings, tests = json.loads(sys.argv[1])
 sys.path.insert(0, tests)
+from running import until
 from tiny_job import JOB
 from ephemeron.functions.aws.settings import AwsSettings
 from ephemeron.training.driver import configure, train
@@ -311,11 +317,11 @@ def kill_driver(run: str) -> None:
 
 def check_driven_there(folder: RunFolder) -> None:
     """Whether functions have driven a run to its end, after one of them was killed."""
-    ends = [e for e in events_of(RunFolder(folder.path / detached.FOLDER)) if isinstance(e, Ended)]
-    outcomes = [e.outcome for e in ends if e.status == "ok"]
+    events = list(events_of(RunFolder(folder.path / detached.FOLDER)))
+    outcomes = [e.outcome for e in of(events, Ended) if e.status == "ok"]
     assert "finished" in outcomes
     assert "failed" not in outcomes
-    assert any(e.status == "lost" for e in ends)
+    assert "replacement" in {e.reason for e in of(events, Invoked)}
 
 
 def test_a_factorisation_is_driven_there_though_its_driver_is_killed(world: World, place: Path) -> None:
@@ -351,6 +357,120 @@ def test_predictions_are_those_of_a_client_though_their_driver_is_killed(world: 
     check_driven_there(result.folder)
     with np.load(place / "here.npz") as wanted, np.load(place / "there.npz") as found:
         np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-5, atol=1e-6)
+
+
+STUDY = """
+job = "job.toml"
+name = "rates"
+metric = "accuracy"
+mode = "max"
+sampler = "grid"
+pruner = "none"
+predict = false
+concurrency = 2
+[space]
+optimizer.options.lr = [0.05, 0.1, 0.2]
+"""
+STUDY_JOB = """
+name = "tiny"
+model = {{ target = "tiny:mlp", options = {{ dropout = 0.2 }} }}
+optimizer = {{ target = "SGD", options = {{ lr = 0.1, momentum = 0.9 }} }}
+epochs = 3
+[run]
+platform = "aws"
+channel = "{channel}"
+workers = 1
+batch_size = 144
+memory_mb = {memory_mb}
+"""
+
+
+SLOW = """
+
+def slow(**options):
+    import time
+    model = mlp(**options)
+    model.register_forward_hook(lambda *_: time.sleep(0.1))
+    return model
+"""
+
+
+@pytest.fixture
+def study(world: World, place: Path) -> Path:
+    """A study of three trials, two of which run at once, and the folder of its job's code."""
+    (place / "study").mkdir()
+    (place / "study" / "tiny.py").write_text((CODE / "tiny.py").read_text())
+    (place / "study" / "study.toml").write_text(STUDY)
+    (place / "study" / "job.toml").write_text(STUDY_JOB.format(channel=world.channels["objects"], memory_mb=MEMORY_MB))
+    return place / "study" / "study.toml"
+
+
+def tune(world: World, study: Path) -> list[str]:
+    return ["tune", str(study), "--aws-region", "us-east-1", "--aws-endpoint", world.service.url]
+
+
+def is_training(world: World) -> bool:
+    """Whether a function of the first trial runs."""
+    return any(e.request_id and b"rates-0-" in e.payload for e in world.service.environments())
+
+
+def values(study: str) -> dict[str, float | None]:
+    """The value of each trial, by its parameters."""
+    return {json.dumps(dict(t.parameters)): t.value for t in StudyFolder(folders.find(study).path).status().trials}
+
+
+def test_a_study_is_driven_there_though_its_driver_is_killed(
+    world: World, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("EPHEMERON_HOME", str(tmp_path / "here"))
+        here = CliRunner().invoke(main, tune(world, study))
+        assert here.exit_code == 0, here.output
+        wanted = values("rates")
+    run = detach(*tune(world, study))
+    moved = study.parent.rename(study.parent.with_name("moved"))
+    with pytest.raises(JobError, match="functions on aws drive study rates"):
+        Study.open(moved / "study.toml").run(resume=True)
+    until(lambda: is_training(world))  # its next driver attaches to the trial
+    kill_driver(run)
+    seen: list[Event] = []
+    result = attach(run, on_event=seen.append)
+    assert result.summary.status == "finished"
+    check_driven_there(result.folder)
+    assert values(run) == wanted
+    assert len(wanted) == 3
+    listed = CliRunner().invoke(main, ["runs", "--json"])
+    rows = [row for row in map(json.loads, listed.output.splitlines()) if row["parent"] == run]
+    assert [row["status"] for row in rows if row["status"] != "stopped"] == ["finished"] * 3, "a trial may have been begun anew"
+    trials = [RunFolder(folder.path.resolve()) for _, folder in result.folder.trials]
+    assert len(trials) == 3
+    study_key = result.folder.signing_key()
+    for trial in trials:
+        assert attach(trial.run_id).summary.weights_sha256
+        assert trial.weights.exists()
+        assert trial.signing_key() == study_key.derived(trial.run_id)
+        assert trial.signing_key() != study_key
+    stored = left(world.channels["objects"], f"{run}-driver")
+    assert not [key for key in stored if "signing.key" in key]
+
+
+def test_a_study_that_is_driven_there_is_stopped_and_resumed_by_a_client(world: World, study: Path) -> None:
+    job, code = study.with_name("job.toml"), study.with_name("tiny.py")
+    job.write_text(job.read_text().replace("tiny:mlp", "tiny:slow").replace("epochs = 3", "epochs = 12"))
+    code.write_text(code.read_text() + SLOW)
+    run = detach(*tune(world, study))
+    until(lambda: is_training(world))
+    stopper = threading.Thread(target=lambda: verbs.stop(run, wait=False), daemon=True)
+    stopper.start()
+    stopped = attach(run, check=False)
+    stopper.join()
+    assert stopped.summary.status == "stopped"
+    states = [t.state for t in StudyFolder(stopped.folder.path).status().trials]
+    assert "running" in states
+    result = resume(run)
+    assert result.summary.status == "finished"
+    assert result.summary.trials == {"finished": 3}
+    assert open_header(result.folder).detached == ""
 
 
 def test_a_map_is_driven_there_without_a_client_though_its_driver_is_killed(

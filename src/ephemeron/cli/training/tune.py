@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ephemeron.cli.bounds import label_option
+from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detach_option, show_detached
 from ephemeron.cli.terminal import make_console
@@ -31,6 +32,7 @@ STOPPED = 3
 @click.option("--resume", is_flag=True, help="Go on with a study that was interrupted, or whose client has ended.")
 @click.option("--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends.")
 @click.option("--end-trial", type=click.IntRange(min=0), metavar="N", help="Ask the study's client to end trial N.")
+@cloud_options
 @label_option
 @dry_run_option
 @click.option(
@@ -49,6 +51,7 @@ def tune(
     measures: bool,
     detach: bool,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Search for the best values of the parameters that STUDY, a TOML file, names.
 
@@ -76,6 +79,7 @@ def tune(
     if labels and (resume or attach):
         raise UserError("--label is for a study that begins: one that goes on keeps those that it has")
     opened = Study.open(study, out=out)
+    opened.cloud = cloud_settings(opened.platform, taken(flags))
     if end_trial is not None:
         opened.end_trial(end_trial)
         click.echo(f"trial {end_trial} of study {opened.file.spec.name} is asked to end", err=as_json)

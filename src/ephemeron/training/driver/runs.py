@@ -139,8 +139,17 @@ class Runs:
             return await lifecycle.drive(folder, record, spec, once.again(), {}, stop, attach=True)
         except UserError as e:
             _log.info("resuming run %s: %s", folder.run_id, e)
-        hosted = record.platform not in CLOUDS
-        return await lifecycle.drive(folder, record, spec, once.again(), {}, stop, session=await self._hosting(places) if hosted else None)
+        hosted, source = record.platform not in CLOUDS, records.code_source(record)
+        return await lifecycle.drive(
+            folder,
+            record,
+            spec,
+            once.again(),
+            {},
+            stop,
+            keep_code=source is not None and not all(each.is_dir() for each in source.folders),  # it was launched by a function
+            session=await self._hosting(places) if hosted else None,
+        )
 
     @contextmanager
     def _known(self, stop: RunStop, what: str) -> Iterator[None]:
