@@ -169,7 +169,9 @@ def test_a_folder_that_is_too_large_is_named(tmp_path, monkeypatch):
     (tmp_path / "in_a_large_folder.py").write_text("def f():\n    pass\n")
     (tmp_path / "data.bin").write_bytes(bytes(21_000_000))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(JobError, match=r"in_a_large_folder\.f needs modules of .*: code has 21\.0 MB.*; put them into"):
+    with pytest.raises(
+        JobError, match=r"in_a_large_folder\.f needs modules of .*: code has 21\.0 MB.*; keep data elsewhere, or leave it out"
+    ):
         Shipper(KEYS).ship("in_a_large_folder:f")
 
 

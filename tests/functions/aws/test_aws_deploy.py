@@ -27,7 +27,7 @@ from ephemeron.functions.aws.deploy.function import LambdaSpec, deploy
 from ephemeron.functions.aws.preflight import check_channel, check_code, check_fit, inspect
 from ephemeron.functions.aws.settings import AwsSettings, client
 from ephemeron.functions.shipped_code import python_version
-from ephemeron.functions.source_bundle import check_release, digest
+from ephemeron.functions.source_bundle import FunctionEnvironment, check_release, digest
 from ephemeron.runs import folders
 from ephemeron.testing.lambda_service import LambdaService
 from ephemeron.units import MIB
@@ -299,7 +299,7 @@ def test_deploy_creates_then_updates_and_sets_what_a_run_needs(service: LambdaSe
     api = client(settings_of(service), "lambda")
     function = api.get_function_configuration(FunctionName="ephemeron")
     assert (function["MemorySize"], function["Timeout"], function["Role"]) == (1024, 60, ROLE)
-    assert function["Environment"]["Variables"] == {"EPHEMERON_CHANNEL_PASSWORD": "hush", "EPHEMERON_CODE": digest()}
+    assert function["Environment"]["Variables"] == {"EPHEMERON_CHANNEL_PASSWORD": "hush", "EPHEMERON_CODE": FunctionEnvironment().release}
     events = api.get_function_event_invoke_config(FunctionName="ephemeron")
     assert (events["MaximumRetryAttempts"], events["MaximumEventAgeInSeconds"]) == (0, 60)
     assert api.get_function_recursion_config(FunctionName="ephemeron")["RecursiveLoop"] == "Allow"

@@ -22,7 +22,6 @@ from ephemeron.config.code_bundle import unbundle
 from ephemeron.config.typed import build, plain
 from ephemeron.config.user_code import put_in_front
 from ephemeron.errors import JobError, UserError
-from ephemeron.functions import simulation
 from ephemeron.functions.jsonl import begin_again
 from ephemeron.runs.folders import CODE_FILE, GROUPS, RESULT_FILE, RunFolder
 from ephemeron.runs.header import RunHeader
@@ -147,6 +146,8 @@ def forget_simulation(folder: RunFolder) -> None:
 
 def simulate_again(folder: RunFolder, header: RunHeader, following: Following) -> Result:
     """Simulates a run from its beginning; the caller has its lock."""
+    from ephemeron.functions import simulation
+
     [prepared] = prepare_again(folder)
     spec, chosen, stop = run_spec(header), run_logging.continued(folder, following.loggers), RunStop()
     with run_logging.logged(folder, spec, chosen, following.on_event) as log:
