@@ -550,7 +550,14 @@ def test_a_request_to_stop_reaches_the_client_that_has_taken_over(place: Path, t
     folder, header = driven_elsewhere(tmp_path)
     recorded(folder, header, lambda records, copy: records.create("claim/0.0"))  # type: ignore[arg-type, return-value]
     stopped: list[bool] = []
-    with detached.holding(folder, header, 1, stopped.append):
+    early = iter([True, True])
+
+    def stop(now: bool) -> None:
+        if next(early, False):
+            raise UserError("run a-run is not running")
+        stopped.append(now)
+
+    with detached.holding(folder, header, 1, stop):
         detached.ask_to_stop(folder, header, now=False)
         until(lambda: stopped == [False])
         detached.ask_to_stop(folder, header, now=True)

@@ -52,6 +52,10 @@ class Work:
         self.terms: list[int] = []
         self.latest = 0
         self.asked: list[str] = []
+        self.unheard = self.deaf = 0
+        """Requests to stop that come before it can be told, and that it does not heed."""
+        self.telling_s = 0.0
+        """Time that telling it takes."""
 
 
 class Pretended(Drive):
@@ -93,9 +97,12 @@ class Pretended(Drive):
             self.task.cancel()
             await asyncio.wait([self.task])
 
-    async def stop_run(self, asked: str) -> None:
+    async def stop_run(self, asked: str) -> bool:
         self.work.asked.append(asked)
-        self.work.left_s = 0.0
+        await asyncio.sleep(self.work.telling_s)
+        if len(self.work.asked) > self.work.deaf:
+            self.work.left_s = 0.0
+        return len(self.work.asked) > self.work.unheard
 
 
 def world(work: Work) -> SimulatedPlatform:
@@ -243,6 +250,37 @@ def test_a_request_to_stop_reaches_the_run_once(asked: str) -> None:
         await records.create(f"asked/{asked}")
         await ended(platform)
         assert work.asked == [asked]
+
+    simulated(body)
+
+
+@pytest.mark.parametrize(("unheard", "deaf"), [(3, 3), (0, 2)], ids=["before it drives", "while it begins"])
+def test_a_request_to_stop_is_passed_on_until_the_run_stops(unheard: int, deaf: int) -> None:
+    async def body() -> None:
+        work = Work(1000.0)
+        work.unheard, work.deaf = unheard, deaf
+        platform = world(work)
+        records = await started(platform)
+        await asyncio.sleep(10.0)
+        await records.create("asked/stop")
+        took_s = await ended(platform)
+        assert work.asked == ["stop"] * (deaf + 1)
+        assert took_s < 60.0
+
+    simulated(body)
+
+
+def test_a_driver_that_tells_the_run_to_stop_is_not_taken_for_dead() -> None:
+    async def body() -> None:
+        work = Work(1000.0)
+        work.telling_s = 30.0
+        platform = world(work)
+        records = await started(platform)
+        await asyncio.sleep(10.0)
+        await records.create("asked/stop")
+        await ended(platform)
+        assert work.terms == [1]
+        assert work.asked == ["stop"]
 
     simulated(body)
 

@@ -352,8 +352,9 @@ def holding(folder: RunFolder, header: RunHeader, term: int, stop: Callable[[boo
             while not ends.is_set():
                 await records.beat()
                 if (asked := (await records.look()).asked) != passed_on:
-                    passed_on = asked
-                    await asyncio.to_thread(stop, asked == "now")
+                    with contextlib.suppress(UserError):  # it is not driven yet
+                        await asyncio.to_thread(stop, asked == "now")
+                        passed_on = asked
                 await asyncio.to_thread(ends.wait, CLOUD_BEAT_S)
             if (folder.path / RESULT_FILE).exists():
                 await records.end()

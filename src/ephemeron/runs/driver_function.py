@@ -302,8 +302,8 @@ class Drive(ABC):
         return ""
 
     @abstractmethod
-    async def stop_run(self, asked: str) -> None:
-        """Tells the run to stop: `stop` or `now`."""
+    async def stop_run(self, asked: str) -> bool:
+        """Tells the run to stop: `stop` or `now`. False: it is not driven yet, or not any more."""
 
 
 class ProcessDrive(Drive):
@@ -343,8 +343,8 @@ class ProcessDrive(Drive):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
-    async def stop_run(self, asked: str) -> None:
-        await (await self._begin(asked)).wait()
+    async def stop_run(self, asked: str) -> bool:
+        return await (await self._begin(asked)).wait() == 0
 
     async def _begin(self, verb: str) -> asyncio.subprocess.Process:
         r = self._request
@@ -384,7 +384,10 @@ class DriverSlot:
         """That it holds; 0: none."""
         self._failures = LossBudget()
         self._passed_on = ""
-        """Request to stop that the run was told of."""
+        """Request to stop that the run was told of. It is told again after a while: what drives may have begun in between."""
+        self._passed_at = 0.0
+        self._telling: asyncio.Task[bool] | None = None
+        """That takes seconds, in which signs of life go on."""
         self.terms = 0
         self.error = ""
 
@@ -405,9 +408,7 @@ class DriverSlot:
                 await self._records.beat()
                 await self._keep_others(look, now)
                 await self._keep_term(look, now)
-                if look.asked and self._term and look.asked != self._passed_on:
-                    self._passed_on = look.asked
-                    await self._drive.stop_run(look.asked)
+                self._pass_on(look.asked, now)
                 if self._driving is None:
                     await asyncio.sleep(r.beat_s)
                     continue
@@ -415,7 +416,20 @@ class DriverSlot:
                 if self._driving.done() and await self._has_ended(self._driving.result()):
                     return "failed" if self.error else "finished"
         finally:
+            if self._telling is not None:
+                self._telling.cancel()
             await self._stop_driving()
+
+    def _pass_on(self, asked: str, now: float) -> None:
+        """Tells the run of a request to stop, if it is driven here."""
+        if self._telling is not None and self._telling.done():
+            if not self._telling.result():
+                self._passed_on = ""
+            self._telling = None
+        is_told = asked == self._passed_on and now < self._passed_at + self._request.silent_s
+        if asked and self._term and not is_told and self._telling is None:
+            self._passed_on, self._passed_at = asked, now
+            self._telling = asyncio.create_task(self._drive.stop_run(asked))
 
     async def _stop_driving(self) -> None:
         driving, self._driving = self._driving, None

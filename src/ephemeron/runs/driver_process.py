@@ -23,6 +23,9 @@ from ephemeron.runs.folders import KEY_FILE, RunFolder
 
 _log = logging.getLogger(__name__)
 
+_NOT_DRIVEN = 1
+"""Exit status of a process that was to stop a run which is not driven."""
+
 
 def drive(run: str) -> None:
     """Goes on with a run to its end."""
@@ -55,10 +58,14 @@ def main() -> None:
             if verb == "drive":
                 drive(run)
             else:
-                with contextlib.suppress(UserError):  # it has ended meanwhile
-                    verbs.stop(run, now=verb == "now", wait=False)
+                verbs.stop(run, now=verb == "now", wait=False)
     except TermOver:
         sys.exit(STEP_ASIDE)
+    except UserError as e:
+        if verb == "drive":
+            raise
+        _log.info("%s", e)  # it is not driven yet, or has ended meanwhile
+        sys.exit(_NOT_DRIVEN)
 
 
 if __name__ == "__main__":

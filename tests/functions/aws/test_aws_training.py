@@ -390,7 +390,7 @@ SLOW = """
 def slow(**options):
     import time
     model = mlp(**options)
-    model.register_forward_hook(lambda *_: time.sleep(0.1))
+    model.register_forward_hook(lambda *_: time.sleep(0.2))
     return model
 """
 
