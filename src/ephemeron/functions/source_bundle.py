@@ -147,7 +147,10 @@ def check_release(found: str, wanted: str, *, what: str, deploying: str) -> None
     code, _, rest = found.partition(".py")
     python = rest.partition("+")[0]
     if code and code != wanted:
-        raise JobError(f"{what} runs code {code}, this is {wanted}", remedy=f"run `{deploying}` again, so that both are of one release")
+        raise JobError(
+            f"{what} runs code {code}, this is {wanted}",
+            remedy=f"run `{deploying}` again, with a new image, so that both are of one release",
+        )
     if python and python != python_version():
         raise JobError(
             f"{what} has Python {python}, and this is Python {python_version()}: classes and functions of one cannot be read by the other",

@@ -182,7 +182,7 @@ def test_what_the_check_finds_wrong_is_one_line_with_a_remedy(world: World, monk
         assert "guessed" not in said
     with monkeypatch.context() as patch:
         patch.setattr("ephemeron.functions.openfaas.provider.digest", lambda: "0123456789abcdef")
-        assert "this is 0123456789abcdef; build the image again" in asks()
+        assert "this is 0123456789abcdef; run `ephemeron cloud deploy openfaas` again, with a new image" in asks()
 
 
 def test_a_profile_is_measured_there(world: World) -> None:
