@@ -177,7 +177,7 @@ def test_in_this_repository_errors_select_all_and_a_leaf_a_few() -> None:
     assert len(graph.affected(["tests/conftest.py"])) == everything
     assert len(graph.affected(["src/ephemeron/functions/entries.py"])) > 0.3 * everything, "by strings it leads to workers"
     assert len(graph.affected(["src/ephemeron/dashboard/output.py"])) < 0.25 * everything
-    few = graph.affected(["src/ephemeron/tuning/siren/schedules.py"])
+    few = graph.affected(["benchmarks/siren_oracle.py"])
     assert "tests/tuning/siren/test_oracle.py" in few
     assert len(few) < 0.03 * everything
     assert "tests/dashboard/test_browser.py" in graph.affected(["src/ephemeron/dashboard/static/app.js"])
