@@ -117,6 +117,18 @@ def test_data_beside_the_module_stay_here(here, caplog):
     assert "L.npy" in results()[0]
 
 
+def test_a_pattern_to_include_is_for_all_folders_together(here):
+    more = here / "more"
+    more.mkdir()
+    (more / "lookup.csv").write_text("1")
+    items = ["--items", "items.jsonl", "--code", "more"]
+    ran = invoke("mapped_items:twice", *items, "--code-include", "lookup.csv")
+    assert ran.exit_code == 0, ran.output
+    ran = invoke("mapped_items:twice", *items, "--code-include", "lookup.csv", "--code-include", "absent.csv")
+    assert ran.exit_code == 2
+    assert "code_include has 'absent.csv', and no file in" in ran.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ephemeron.config.code_bundle import Selection, bundle, left_out, unbundle
+from ephemeron.config.code_bundle import Selection, bundle, left_out, state_of, unbundle
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import CorruptMessage, JobError
 
@@ -178,6 +178,20 @@ def test_a_large_text_is_sent_while_there_is_room_for_it(tmp_path: Path) -> None
     for name, size in (("tokenizer.json", 3_000_000), ("items.json", 30_000_000)):
         (tmp_path / name).write_bytes(b" " * size)
     assert set(names_of(bundle([tmp_path]))) == {"0/", "0/model.py", "0/tokenizer.json"}
+
+
+def test_a_text_that_goes_while_its_folder_is_looked_at_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("model.py", "half.txt", "notes.json"):
+        (tmp_path / name).write_text("")
+    stat_of = Path.stat
+
+    def stat(path: Path, **how: bool) -> os.stat_result:
+        if path.name == "half.txt" and sys._getframe(1).f_code.co_name != "is_file":
+            raise FileNotFoundError(path)
+        return stat_of(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert [name for name, *_ in state_of(tmp_path)] == ["0/model.py", "0/notes.json"]
 
 
 def test_a_file_lists_what_is_not_sent(tmp_path: Path) -> None:

@@ -98,6 +98,12 @@ def bundle(
     return buffer.getvalue()
 
 
+def fitting(folders: Sequence[Path], patterns: Sequence[str]) -> tuple[str, ...]:
+    """Those of the patterns to include that fit a file of these folders."""
+    files = [entry.inner for entry in _walk(folders, Selection(include=tuple(patterns)))] if patterns else []
+    return tuple(pattern for pattern in patterns if any(_fits(file, pattern) for file in files))
+
+
 def state_of(folder: Path, selection: Selection = Selection()) -> tuple[tuple[str, int, int], ...]:
     """Names, times and sizes of the files of a folder that may be bundled: something else once one of them has changed."""
     found = []
@@ -164,11 +170,11 @@ def _collect(folders: Sequence[Path], selection: Selection, limit: int) -> tuple
     texts: dict[str, Path] = {}
     data: dict[str, Path] = {}
     named = set()
-    fitting: set[str] = set()
+    fitted: set[str] = set()
     for entry in _walk(folders, selection):
         wanted = [p for p in selection.include if _fits(entry.inner, p)]
         if wanted:
-            fitting.update(wanted)
+            fitted.update(wanted)
             named.add(entry.name)
             found[entry.name] = entry.path
             continue
@@ -177,14 +183,19 @@ def _collect(folders: Sequence[Path], selection: Selection, limit: int) -> tuple
         if entry.kind != "other" and not is_apart and not any(_fits(entry.inner, p) for p in exclude):
             (found if entry.kind == "code" else texts if entry.kind == "large text" else data)[entry.name] = entry.path
     for pattern in selection.include:
-        if pattern not in fitting:
-            raise JobError(
-                f"code_include has {pattern!r}, and no file in {', '.join(map(str, folders)) or 'no folder'} is like that",
-                remedy="name files relative to the folders in 'code'",
-            )
+        if pattern not in fitted:
+            raise fits_nothing(pattern, folders)
     if wishes := texts | (_named(data, found) if data else {}):
         found |= _that_fit(wishes, limit - sum(_size(p) for n, p in found.items() if n not in named))
     return found, frozenset(named)
+
+
+def fits_nothing(pattern: str, folders: Sequence[Path]) -> JobError:
+    """The error for a pattern to include that fits no file of these folders."""
+    return JobError(
+        f"code_include has {pattern!r}, and no file in {', '.join(map(str, folders)) or 'no folder'} is like that",
+        remedy="name files relative to the folders in 'code'",
+    )
 
 
 def _ignored(folder: Path) -> list[str]:
@@ -262,7 +273,7 @@ def _walk(folders: Sequence[Path], selection: Selection) -> Iterator[_Entry]:
 
 def _kind(path: Path, parts: Sequence[str]) -> Literal["code", "large text", "data", "other"]:
     if path.suffix in SUFFIXES:
-        return "large text" if path.suffix in _TEXT and _size(path) >= _LARGE_TEXT else "code"
+        return "large text" if path.suffix in _TEXT and _is_large(path) else "code"
     if path.suffix in _JUNK or _NO_CODE.intersection(parts):
         return "other"
     return "data" if path.suffix in _DATA else "code"
@@ -275,6 +286,13 @@ def _is_entered(folder: Path) -> bool:
     if name in _OUTPUTS and not (folder / "__init__.py").exists():
         return False
     return not (folder / "pyvenv.cfg").exists()
+
+
+def _is_large(path: Path) -> bool:
+    try:
+        return path.stat().st_size >= _LARGE_TEXT
+    except OSError:  # it is gone again
+        return False
 
 
 def _size(path: Path) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ephemeron.config.code_bundle import Selection, bundle, state_of, unbundle
+from ephemeron.config.code_bundle import Selection, bundle, fits_nothing, fitting, state_of, unbundle
 from ephemeron.config.imported_sources import edited_since, folder_of, folders_in, is_installed, modules_in
 from ephemeron.config.user_code import put_in_front, resolve
 from ephemeron.errors import JobError
@@ -36,7 +36,7 @@ class Shipper:
     Args:
         keys: of the objects.
         code: folders to send along, beside those in which the functions' own modules are.
-        selection: files of all these folders to add and to leave out.
+        selection: files to add and to leave out. A pattern to add has to fit a file of one of the folders that are sent first.
         made: what was sent before, by the name that was given: it is sent again as it was.
         check: refuses modules, by name, that functions could not import.
     """
@@ -54,6 +54,8 @@ class Shipper:
         self._keys, self._selection, self._check = keys, selection or Selection(), check
         self._code = [folder.resolve() for folder in code]
         self._bundles: dict[Path, _Bundled] = {}
+        self._fitted: set[str] = set()
+        """Patterns to add that fit a file of a folder that was sent."""
 
     def ship(self, function: Callable[..., Any] | str) -> Shipment:
         """The objects of a function.
@@ -88,8 +90,9 @@ class Shipper:
         return self._shipment(header, b"", [] if is_installed(module) else [folder_of(module, Path.cwd())])
 
     def _shipment(self, header: ShippedHeader, pickled: bytes, folders: Sequence[Path]) -> Shipment:
-        objects, digests = {}, []
-        for folder in dict.fromkeys([*folders, *self._code]):
+        objects, digests, sent = {}, [], list(dict.fromkeys([*folders, *self._code]))
+        self._check_patterns(header.name, sent)
+        for folder in sent:
             bundled = self._bundled(folder, header.name)
             digests.append(bundled.digest)
             objects[self._keys.bundle(bundled.digest)] = bundled.data
@@ -110,9 +113,17 @@ class Shipper:
         known.quiet_s = min(_LOOK_SHARE * (known.looked_at - began), _LOOK_S)
         return known
 
+    def _check_patterns(self, name: str, folders: Sequence[Path]) -> None:
+        if waiting := [pattern for pattern in self._selection.include if pattern not in self._fitted]:
+            self._fitted.update(fitting(folders, waiting))
+        for pattern in self._selection.include:
+            if pattern not in self._fitted:
+                raise JobError(f"{name} cannot be sent: {fits_nothing(pattern, folders)}")
+
     def _bundle(self, folder: Path, name: str, instead: Mapping[Path, bytes]) -> bytes:
+        here = replace(self._selection, include=fitting([folder], self._selection.include))
         try:
-            return bundle([folder], self._selection, instead=instead)
+            return bundle([folder], here, instead=instead)
         except JobError as e:
             raise JobError(f"{name} needs modules of {folder}, which cannot be sent: {e}") from None
 
