@@ -53,6 +53,9 @@ def test_without_a_role_everything_is_written_and_nothing_is_sent(tmp_path: Path
     done = cli("cloud", "deploy", "aws-microvm", "--channel", CHANNEL, "--artifact", CODE, "--out", str(out), "--region", "us-east-1")
     assert done.exit_code == 0, done.output
     assert "nothing was sent to AWS" in done.output
+    next_command = done.output.splitlines()[-1]
+    for given in ("--region us-east-1", f"--out {out}", "--memory-mb 2048", f"--artifact {CODE}", f"--channel {CHANNEL}"):
+        assert given in next_command
     assert {p.name for p in out.iterdir()} == {
         "build-policy.json",
         "microvm-policy.json",

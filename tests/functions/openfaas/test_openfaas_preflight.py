@@ -229,6 +229,25 @@ def test_deploy_writes_first_and_sends_only_with_an_image(gateway: OpenFaasGatew
     assert "max_inflight=1" in text
 
 
+def test_the_printed_command_deploys_what_was_reviewed(tmp_path: Path, deploy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "hush")
+    done = deploy("--memory-mb", "512", "--replicas", "7", "--cpus", "0.5", "--s3-keys", "--tag", "team=x")
+    assert done.exit_code == 0, done.output
+    next_command = done.output.splitlines()[-1]
+    for given in (
+        "--memory-mb 512",
+        "--replicas 7",
+        "--cpus 0.5",
+        "--s3-keys",
+        "--tag team=x",
+        f"--out {tmp_path / 'out'}",
+        "--image REGISTRY",
+    ):
+        assert given in next_command
+    assert "hush" not in done.output
+
+
 def test_secrets_are_deployed_as_secrets_and_removed_with_the_function(
     gateway: OpenFaasGateway, tmp_path: Path, deploy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

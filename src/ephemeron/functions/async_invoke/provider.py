@@ -4,6 +4,7 @@ removes its functions and says so in lines for people.
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -237,6 +238,25 @@ class Deployer(ABC, Generic[S]):
         Raises:
             JobError: the cloud refuses.
         """
+
+
+def again(command: str, wanted: Deployment, **options: object) -> str:
+    """The command that deploys the same once more, for a person to add what is missing.
+
+    Args:
+        command: such as `ephemeron cloud deploy aws`.
+        wanted: what it was given.
+        options: further ones, by their names with `_` for `-`: a tuple is repeated, True has no value, and empty ones are left out.
+    """
+    sizes, tags = ",".join(map(str, wanted.sizes_mb)), tuple(f"{name}={value}" for name, value in wanted.labels.items())
+    words = [command]
+    for name, value in {**options, "channel": wanted.channel, "memory_mb": sizes, "out": wanted.out, "tag": tags}.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        else:
+            words += [f"{option} {shlex.quote(str(each))}" for each in (value if isinstance(value, tuple) else (value,)) if each]
+    return " ".join(words)
 
 
 def account_of(role: str | None) -> str:

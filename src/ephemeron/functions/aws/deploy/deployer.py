@@ -12,10 +12,11 @@ from typing import Any
 from ephemeron.communication.channels.tls import for_functions
 from ephemeron.communication.direct.transport import listening_variables
 from ephemeron.errors import JobError
-from ephemeron.functions.async_invoke.provider import ACCOUNT, Deployer, Deployment, Tell, account_of, outcome
+from ephemeron.functions.async_invoke.provider import ACCOUNT, Deployer, Deployment, Tell, account_of, again, outcome
 from ephemeron.functions.aws.deploy import function as functions
 from ephemeron.functions.aws.deploy import package, policy
 from ephemeron.functions.aws.managed_instances import ManagedInstances
+from ephemeron.functions.aws.preflight import COMMAND
 from ephemeron.functions.aws.settings import AwsSettings, client, delete_if_there, refused
 
 _PASSED_ON = (
@@ -124,21 +125,24 @@ def _managed(options: Mapping[str, Any]) -> ManagedInstances | None:
 
 def _next_steps(place: policy.Place, wanted: Deployment, options: Mapping[str, Any]) -> str:
     function, region, out = place.function, place.region, wanted.out
-    again = {
-        "--function": "" if function == AwsSettings().function else function,
-        "--region": region,
-        "--channel": wanted.channel,
-        "--memory-mb": ",".join(map(str, wanted.sizes_mb)),
-        "--function-timeout-s": str(options["function_timeout_s"]),
-        "--out": str(out),
-    }
-    given = " ".join(f"{option} {shlex.quote(value)}" for option, value in again.items() if value)
+    named = "" if function == AwsSettings().function else function
+    instances = ("managed_instances", "calls_per_environment", "gib_per_vcpu", "max_vcpus") if options["managed_instances"] else ()
+    command = again(
+        COMMAND,
+        wanted,
+        function=named,
+        region=region,
+        function_timeout_s=options["function_timeout_s"],
+        subnet=options["subnets"],
+        security_group=options["security_groups"],
+        instance_type=options["instance_types"],
+        **{name: options[name] for name in instances},
+    )
     tags = "".join(f" {shlex.quote(f'{name}={value}')}" for name, value in wanted.labels.items())
-    labels = "".join(f" --tag {shlex.quote(f'{name}={value}')}" for name, value in wanted.labels.items())
     return f"""
 nothing was sent to AWS. Read these files, then:
   aws cloudformation deploy --region {region} --stack-name {function} --template-file {out}/template.json \\
       --capabilities CAPABILITY_NAMED_IAM{f" --tags{tags}" if tags else ""}
   {out}/image/build.sh {ACCOUNT}.dkr.ecr.{region}.amazonaws.com/{function}:1
-  ephemeron cloud deploy aws {given}{labels} --role arn:aws:iam::{ACCOUNT}:role/{function}-function \\
+  {command} --role arn:aws:iam::{ACCOUNT}:role/{function}-function \\
       --image {ACCOUNT}.dkr.ecr.{region}.amazonaws.com/{function}:1"""

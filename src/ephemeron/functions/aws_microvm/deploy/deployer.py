@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 from ephemeron.communication.channels.address import is_direct
 from ephemeron.communication.channels.tls import for_functions
-from ephemeron.functions.async_invoke.provider import Deployer, Deployment, Tell, account_of, outcome
+from ephemeron.functions.async_invoke.provider import Deployer, Deployment, Tell, account_of, again, outcome
 from ephemeron.functions.aws.deploy.deployer import delete_log
 from ephemeron.functions.aws.settings import delete_if_there
 from ephemeron.functions.aws_microvm.deploy import image, policy
 from ephemeron.functions.aws_microvm.deploy import image as images
-from ephemeron.functions.aws_microvm.preflight import check_channel
+from ephemeron.functions.aws_microvm.preflight import COMMAND, check_channel
 from ephemeron.functions.aws_microvm.settings import AwsMicrovmSettings, client, refused
 from ephemeron.functions.direct_transports import ENDPOINT_VARIABLE
 
@@ -97,8 +97,10 @@ def _terminate_all(api: Any, image_arn: str, settings: AwsMicrovmSettings, tell:
 
 
 def _next_steps(place: policy.MicrovmPlace, wanted: Deployment, artifact: str) -> str:
+    named = "" if place.image == AwsMicrovmSettings().image else place.image
+    command = again(COMMAND, wanted, image=named, region=place.region, artifact=artifact)
     return f"""
 nothing was sent to AWS. Read these files, then:
   aws cloudformation deploy --region {place.region} --stack-name {place.image}-microvm --template-file {wanted.out}/template.json \\
       --capabilities CAPABILITY_NAMED_IAM
-  ephemeron cloud deploy aws-microvm --channel {wanted.channel} --artifact {artifact} --role {place.role_arn("run")}"""
+  {command} --role {place.role_arn("run")}"""

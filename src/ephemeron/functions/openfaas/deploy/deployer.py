@@ -10,7 +10,7 @@ from typing import Any
 from ephemeron.communication.channels.tls import for_functions
 from ephemeron.communication.direct.transport import listening_variables
 from ephemeron.errors import GatewayError, JobError
-from ephemeron.functions.async_invoke.provider import Deployer, Deployment, Tell, outcome
+from ephemeron.functions.async_invoke.provider import Deployer, Deployment, Tell, again, outcome
 from ephemeron.functions.openfaas import preflight
 from ephemeron.functions.openfaas.deploy import function
 from ephemeron.functions.openfaas.deploy import function as functions
@@ -54,11 +54,24 @@ class OpenFaasDeployer(Deployer[OpenFaasSettings]):
         tell(f"wrote {values}")
         tell(f"functions have {wanted.environment}")
         if image is None:
+            command = again(
+                preflight.COMMAND,
+                wanted,
+                function="" if settings.function == OpenFaasSettings().function else settings.function,
+                namespace=settings.namespace,
+                openfaas_gateway=settings.gateway,
+                cpus=options["cpus"],
+                function_timeout_s=options["function_timeout_s"],
+                replicas=replicas,
+                inside=options["inside"],
+                s3_keys=options["s3_keys"],
+                contract_kit=options["contract_kit"],
+            )
             return tell(f"""
 nothing was sent to {settings.gateway}. Read these files, then:
   {out}/build.sh REGISTRY/ephemeron:1
   helm upgrade openfaas openfaas/openfaas -n openfaas --reuse-values -f {values}
-  ephemeron cloud deploy openfaas --openfaas-gateway {settings.gateway} --channel {wanted.channel} --image REGISTRY/ephemeron:1""")
+  {command} --image REGISTRY/ephemeron:1""")
         done = _deploy_all(specs, secrets, settings, tell)
         for spec in specs:
             tell(
