@@ -384,7 +384,7 @@ class DriverSlot:
         """That it holds; 0: none."""
         self._failures = LossBudget()
         self._passed_on = ""
-        """Request to stop that the run was told of. It is told again after a while: what drives may have begun in between."""
+        """Request to stop that was passed on to the run. It is passed on again after a while: what drives may have begun in between."""
         self._passed_at = 0.0
         self._telling: asyncio.Task[bool] | None = None
         """That takes seconds, in which signs of life go on."""
