@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -30,3 +31,10 @@ def test_files_of_the_working_folder_take_no_module_s_place(tmp_path, program):
     )
     assert "a file of the user" not in done.stdout
     assert done.returncode != 0
+
+
+def test_the_peak_is_of_this_process_and_not_of_the_one_that_started_it() -> None:
+    child = "from ephemeron.config.own_processes import peak_mb; print(peak_mb())"
+    parent = f"import subprocess, sys; held = bytes(range(256)) * 1_000_000; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
+    assert 1 < float(done.stdout) < 200

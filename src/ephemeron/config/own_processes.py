@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
+from pathlib import Path
 from typing import Literal
 
 Program = Literal[
@@ -58,3 +59,27 @@ def ends_with_parent() -> None:
 def command(program: Program, *arguments: str) -> list[str]:
     """The command that starts a program with the client's interpreter."""
     return [sys.executable, "-P", "-m", _MODULES[program], *arguments]
+
+
+def peak_mb() -> float:
+    """Largest resident size of this process since `forget_peak`, MiB; where the system keeps none, since it began.
+
+    `getrusage` alone would count what its parent had when it was started.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    except OSError:
+        pass
+    import resource
+
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / (1024 if sys.platform != "darwin" else 1024**2)
+
+
+def forget_peak() -> None:
+    """Begins `peak_mb` anew, where the system can."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.communication.channels.memory import MemoryChannel
+from ephemeron.config.own_processes import peak_mb
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError
 from ephemeron.functions.entries import PRELOADS
 from ephemeron.functions.shipped_code import CodeLoader, Shipped, dumps
 from ephemeron.functions.shipped_tasks import code_keys
-from ephemeron.runs.probe_process import peak_mb
 from ephemeron.user_code import frames_of, guarded, line_of, unpickled
 
 RUN = "dry-run"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +67,6 @@ def run_probe(program: own_processes.Program, *arguments: str, cwd: Path, most_s
         watcher.join()
     (last,) = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
     return Probed(ended="memory" if above.is_set() else "time" if late else "itself", output=output, last_error=last)
-
-
-def peak_mb() -> float:
-    """Largest resident size of this process, MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
 
 
 def _watch(process: subprocess.Popen[str], quota_mb: int, above: threading.Event) -> None:

@@ -26,6 +26,7 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.communication.channels.wrappers import Metered
 from ephemeron.communication.signing import SigningKey
+from ephemeron.config.own_processes import peak_mb
 from ephemeron.errors import ChannelError, ChannelUnreachable, KeyExists
 from ephemeron.events import Status, Traffic
 from ephemeron.functions.async_invoke.records import (
@@ -323,11 +324,3 @@ class InvocationReporter:
         sys.stdout.write(f"ephemeron: {error}\n")
         sys.stdout.flush()
         self._leave(1)
-
-
-def peak_mb() -> float:
-    """Peak memory of this process, MiB; in a warm process, over all its invocations."""
-    import resource
-
-    usage = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return usage / (1024 if sys.platform == "linux" else 1024 * 1024)

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ephemeron import logs
+from ephemeron.config.own_processes import peak_mb
 from ephemeron.events import Event, to_json
 from ephemeron.functions.async_invoke.records import HandlerOutcome, InvokeRequest, RecordKeys
-from ephemeron.functions.async_invoke.reporter import DeliverySource, InvocationReporter, peak_mb
+from ephemeron.functions.async_invoke.reporter import DeliverySource, InvocationReporter
 from ephemeron.functions.base import Call, Limits
 from ephemeron.functions.function_output import warnings_emitted
 from ephemeron.functions.process_reset import ProcessSnapshot

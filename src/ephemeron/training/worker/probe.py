@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -29,6 +27,7 @@ from ephemeron.communication.keys import Keys
 from ephemeron.communication.object_frame import Framed, opened, sealed
 from ephemeron.communication.signing import SigningKey
 from ephemeron.config.code_bundle import unbundle
+from ephemeron.config.own_processes import forget_peak, peak_mb
 from ephemeron.data import Sampler, plan_split
 from ephemeron.functions.context import Context
 from ephemeron.training.tensors import MessageHeader, codec_by_name, decode_state, encode_state, pack, unpack
@@ -136,7 +135,7 @@ class _Steps:
                 self.trainer.sampler, self._per_epoch = Sampler(split, 0, self.spec.seed), split.iterations
                 if turn == 0:
                     gc.collect()
-                    _forget_peak()
+                    forget_peak()
                 elif turn >= 2 and sum(part.seconds) > windows * window_s:
                     continue  # a step longer than a window needs no more of them
                 for _ in range(_LEAST_STEPS if turn == 0 else 1):  # these allocate, and make the optimiser's state
@@ -259,18 +258,6 @@ async def _get(ctx: Context, key: str) -> memoryview:
     return (await channel.get(key, deadline=asyncio.get_running_loop().time() + LOAD_TIMEOUT_S)).data
 
 
-def peak_mb() -> float:
-    """Largest resident size since `_forget_peak`, MiB; where the system keeps none, since the process began."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
-    except OSError:
-        pass
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(most) / (1024 if sys.platform != "darwin" else 1024**2)
-
-
 def children_mb() -> float:
     """Memory that the processes started by this one have to themselves now, MiB: loaders that were forked from it."""
     import psutil
@@ -280,10 +267,3 @@ def children_mb() -> float:
         with contextlib.suppress(psutil.Error, AttributeError):
             nbytes += child.memory_full_info().uss
     return nbytes / MIB
-
-
-def _forget_peak() -> None:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass

@@ -16,9 +16,9 @@ import numpy as np
 
 from ephemeron.communication.keys import Keys
 from ephemeron.config.code_bundle import unbundle
+from ephemeron.config.own_processes import peak_mb
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError, JobError
-from ephemeron.runs.probe_process import peak_mb
 from ephemeron.training.tensors import decode_state, digest, encode_state
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.factory import build_script_trainer, build_torch_trainer, open_feed
