@@ -112,9 +112,9 @@ def test_the_path_is_passed_on(code: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("endless", {}, "mydata:endless returned Endless, which is not a map-style Dataset; return an object with __len__"),
-        ("loader", {}, "returned DataLoader, which is not a map-style Dataset"),
-        ("generator", {}, "returned generator, which is not"),
+        ("endless", {}, "mydata:endless: Endless is not a map-style Dataset; give an object with __len__"),
+        ("loader", {}, "loader: DataLoader is not a map-style Dataset"),
+        ("generator", {}, "generator: generator is not"),
         ("three", {}, "mydata:three returned a tuple of 3"),
         ("one", {"n": 0}, "mydata:one is empty"),
         ("one", {"nn": 3}, r"mydata:one: got an unexpected keyword argument 'nn'; did you mean n\?"),
@@ -144,7 +144,7 @@ def test_refusals(code: Path, name: str, options: dict[str, object], message: st
         ([([[1], [1, 2]], 0)], "d: sample 0 is not made of numbers"),
         ([(None, 0)], "d: sample 0 is not made of numbers: NoneType"),
         ([], "d is empty"),
-        (iter([(0, 0)]), "d returned list_iterator, which is not a map-style"),
+        (iter([(0, 0)]), "d: list_iterator is not a map-style"),
     ],
 )
 def test_samples_that_do_not_stack(samples: object, message: str) -> None:

@@ -70,7 +70,7 @@ def test_digits_takes_neither_options_nor_path(tmp_path: Path) -> None:
     [
         ("cifar", r"did you mean cifar10 or cifar100\? \(or write module:function\)"),
         ("digit", r"did you mean digits\?"),
-        ("zzz", "known sources: cifar10, cifar100, digits, idx, npz"),
+        ("zzz", "known sources: cifar10, cifar100, digits, files, idx, npz"),
     ],
 )
 def test_unknown_source(source: str, remedy: str) -> None:

@@ -322,16 +322,35 @@ def _unit(where: str) -> str | None:
 
 
 def suggest(key: str, cls: type) -> str:
-    """A remedy for a key that a dataclass does not have: the nearest key, or all of them."""
+    """A remedy for a key that a dataclass does not have: the table in it that has the key, the nearest key, or all of them."""
     names = [f.name for f in dataclasses.fields(cls)]
+    inner = [name for name, hint in _hints(cls).items() if any(key in _hints(table) for table in _tables(hint))]
+    if inner:
+        return f"write it in {' or '.join(f'[{name}]' for name in inner)}"
     close = difflib.get_close_matches(key, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(names)}"
+    if close:
+        return f"did you mean {close[0]}?"
+    more = "; those of the target are in options" if {"target", "options"} <= set(names) else ""
+    return f"known keys: {', '.join(names)}{more}"
+
+
+def _tables(hint: Any) -> list[type[Any]]:
+    """The dataclasses of which a value of this type is a table."""
+    if dataclasses.is_dataclass(hint):
+        return [typing.cast("type[Any]", hint)]
+    if get_origin(hint) is Annotated:
+        kind, *bounds = get_args(hint)
+        return [bound.cls for bound in bounds if isinstance(bound, Partial)] or _tables(kind)
+    if get_origin(hint) in (Union, types.UnionType):
+        return [table for option in get_args(hint) for table in _tables(option)]
+    return []
 
 
 def near(name: str, known: Iterable[str], *, what: str = "known names", quoted: bool = False) -> str:
     """A remedy: the nearest names, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1 if quoted else 3)
+    most = 1 if quoted else 3
+    close = difflib.get_close_matches(name, names, n=most) or [each for each in names if name and each.startswith(name)][:most]
     if close:
         return f"did you mean {' or '.join(map(repr, close) if quoted else close)}?"
     return f"{what}: {', '.join(names)}" if names else f"{what}: none"

@@ -16,9 +16,11 @@ class DataSpec(Typed):
     """Source of the samples."""
 
     source: str = "digits"
-    """`digits`, `idx`, `cifar10`, `cifar100`, `npz`, `prepared`, or `module:function` that returns a Dataset."""
+    """`digits`, `idx`, `cifar10`, `cifar100`, `npz`, `prepared`, `files`, or `module:function` that returns data (docs/flows.md)."""
     path: Path | None = None
-    """File or folder, for the sources that read one."""
+    """File, folder or glob, for the sources that read one."""
+    target_column: str | None = None
+    """Column that is predicted, where samples are rows of named columns; the others are the inputs."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Passed to the source."""
     test_fraction: Annotated[float, Within(0, 1, open_maximum=True)] = 0.2
@@ -54,6 +56,14 @@ def check_data(data: DataSpec) -> None:
         for name in ("test_flow", "collate", "on_error", "loaders", "prefetch_mb"):
             if getattr(data, name) != getattr(usual, name):
                 raise JobError(f"data.{name} = {getattr(data, name)!r} is for flows", remedy="give data.flow, too")
+        if data.target_column is not None and ":" not in data.source and data.source != "files":
+            raise JobError(
+                f"data.target_column = {data.target_column!r} is for files and functions", remedy=f"leave it out: {data.source} has targets"
+            )
         return
+    if data.target_column is not None:
+        raise JobError(
+            f"data.target_column = {data.target_column!r} is for data.source", remedy="give it to the flow: dataset(…, target=…)"
+        )
     if data.source != usual.source:
         raise JobError(f"data.source = {data.source!r} and data.flow = {data.flow!r} exclude each other", remedy="leave one out")

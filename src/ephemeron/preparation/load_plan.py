@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
 
-from ephemeron.config.paths import AnyPath, located
+from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import Count, Typed, near
-from ephemeron.data.catalog.files import WILD, FileRange, Files, matching, visible
+from ephemeron.data.catalog.files import FileRange, Files
 from ephemeron.data.catalog.loop import run
-from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.catalog.open_files import find_files, open_files
 from ephemeron.data.formats.records import CsvRecords, LineRecords, Records, check_names
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import FileVersionChanged, JobError
@@ -287,7 +286,7 @@ def listed(place: AnyPath, *, endings: Sequence[str]) -> list[Source]:
         JobError: there is none, or one is empty.
         DatasetUnreachable: the store fails.
     """
-    files, sizes = _sizes(located(place), tuple(endings))
+    files, sizes = find_files(place, tuple(endings))
     if not sizes:
         raise JobError(f"{place} names no file", remedy=f"give a file, a glob, or a folder of {', '.join(endings)} files")
     found = []
@@ -299,32 +298,3 @@ def listed(place: AnyPath, *, endings: Sequence[str]) -> list[Source]:
             raise JobError(f"{source.name} is empty")
         found.append(source)
     return found
-
-
-def _sizes(place: str, endings: tuple[str, ...]) -> tuple[Files, dict[str, int]]:
-    """Root, and bytes of each wanted file below it, sorted. The root of a local pattern is the folder before its first wildcard."""
-    scheme, separator, rest = place.partition("://")
-    if separator and scheme != "file":
-        bucket, _, path = rest.partition("/")
-        files = open_files(f"{scheme}://{bucket}")
-    else:
-        local = Path(unquote(rest) if separator else place)
-        if local.is_dir():
-            files, path = open_files(local), ""
-        else:
-            parts = local.parts
-            wild = (n for n, part in enumerate(parts) if any(c in part for c in WILD))
-            first = len(parts) - 1 if local.exists() else next(wild, len(parts) - 1)
-            files, path = open_files(Path(*parts[:first])), "/".join(parts[first:])
-    if path and (nbytes := run(files.size(path))) is not None:
-        return files, {path: nbytes}
-    tree = run(files.tree(path))
-    if tree or not any(c in path for c in WILD):
-        prefix = f"{path.rstrip('/')}/" if path else ""
-        below = visible(name.removeprefix(prefix) for name in tree)
-        return files, {prefix + name: tree[prefix + name] for name in below if name.lower().endswith(endings)}
-    before = path[: min(path.find(c) for c in WILD if c in path)].rpartition("/")[0]
-    tree = run(files.tree(before))
-    prefix = f"{before}/" if before else ""
-    chosen = matching((name.removeprefix(prefix) for name in tree), path.removeprefix(prefix))
-    return files, {prefix + name: tree[prefix + name] for name in chosen}

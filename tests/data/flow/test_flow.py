@@ -44,7 +44,7 @@ def test_flows_with_a_common_beginning_do_not_disturb_each_other():
     [
         (lambda: Flow("numbers"), "namespace/name"),
         (lambda: Flow("a/b", version=0), "version 0"),
-        (lambda: Flow("a/b").dataset(3), "int is not a dataset"),
+        (lambda: Flow("a/b").dataset(3), "flow a/b: int is not a map-style Dataset"),
         (lambda: Flow("a/b").prepare_read(), "no dataset"),
         (lambda: flow().map_data("noisy", abs), "noisy"),
         (lambda: flow().map("x", 3), "is not a function"),

@@ -13,6 +13,7 @@ from ephemeron.config import typed
 from ephemeron.config.typed import Count, MoreThan, Within
 from ephemeron.errors import JobError
 from ephemeron.training.job import Configuration, DataSpec, Job, JobLimits, Simulation, Target, load_job
+from ephemeron.training.job.job_file import parse_job
 
 
 def build():
@@ -143,3 +144,19 @@ def test_plain_is_the_inverse_of_build():
     made = typed.build(Bounded, {"by_rank": {"1": [2]}, "rate": math.inf, "either": "x"}, where="at")
     assert made == Bounded(by_rank={1: (2.0,)}, rate=math.inf, either="x")
     assert typed.build(Bounded, json.loads(json.dumps(typed.plain(made))), where="at") == made
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"workers": 2}, r"j: unknown key workers; write it in \[run\]"),
+        ({"deadline_s": 2}, r"j: unknown key deadline_s; write it in \[limits\]"),
+        (
+            {"optimizer": {"target": "m:o", "lr": 1}},
+            "j: optimizer: unknown key lr; known keys: target, options; those of the target are in options",
+        ),
+    ],
+)
+def test_a_key_at_another_place_is_told_where_it_belongs(change, told):
+    with pytest.raises(JobError, match=told):
+        parse_job({"name": "j", "model": "m:b", **change}, folder=Path(), where="j")

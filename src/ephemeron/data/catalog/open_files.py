@@ -8,9 +8,13 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import unquote
+
+import xxhash
 
 from ephemeron.config.paths import AnyPath, folder_of, located
-from ephemeron.data.catalog.files import FileRange, Files
+from ephemeron.data.catalog.files import WILD, FileRange, Files, matching, visible
+from ephemeron.data.catalog.loop import run
 from ephemeron.errors import DatasetUnreachable
 
 
@@ -28,6 +32,47 @@ def open_files(url: AnyPath) -> Files:
     from ephemeron.data.catalog.objects import open_objects  # imports obstore
 
     return open_objects(url)
+
+
+def find_files(place: AnyPath, endings: tuple[str, ...] = ("",)) -> tuple[Files, dict[str, int]]:
+    """Root, and bytes of each file of a path, a glob, a folder, or a URL of these below it, sorted; none where nothing is there.
+
+    What exists under the name is that file or folder, also where the name has a `[` or a `*` in it. The root of a local glob is the
+    folder before its first wildcard.
+
+    Args:
+        place: such as `data/*.csv`, `s3://bucket/prefix/part-*.csv`.
+        endings: of the files of a folder that are wanted.
+
+    Raises:
+        DatasetUnreachable: the store fails.
+    """
+    place = located(place)
+    scheme, separator, rest = place.partition("://")
+    if separator and scheme != "file":
+        bucket, _, path = rest.partition("/")
+        files = open_files(f"{scheme}://{bucket}")
+    else:
+        local = Path(unquote(rest) if separator else place)
+        if local.is_dir():
+            files, path = open_files(local), ""
+        else:
+            parts = local.parts
+            wild = (n for n, part in enumerate(parts) if any(c in part for c in WILD))
+            first = len(parts) - 1 if local.exists() else next(wild, len(parts) - 1)
+            files, path = open_files(Path(*parts[:first])), "/".join(parts[first:])
+    if path and (nbytes := run(files.size(path))) is not None:
+        return files, {path: nbytes}
+    tree = run(files.tree(path))
+    if tree or not any(c in path for c in WILD):
+        prefix = f"{path.rstrip('/')}/" if path else ""
+        below = visible(name.removeprefix(prefix) for name in tree)
+        return files, {prefix + name: tree[prefix + name] for name in below if name.lower().endswith(endings)}
+    before = path[: min(path.find(c) for c in WILD if c in path)].rpartition("/")[0]
+    tree = run(files.tree(before))
+    prefix = f"{before}/" if before else ""
+    chosen = matching((name.removeprefix(prefix) for name in tree), path.removeprefix(prefix))
+    return files, {prefix + name: tree[prefix + name] for name in chosen}
 
 
 # -- files in a folder of this machine, a mounted NAS included ----------------------------------------------------
@@ -173,3 +218,43 @@ def _read_range(fd: int, wanted: FileRange) -> bytes:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+# -- files in memory ----------------------------------------------------------------------------------------------
+
+
+class MemoryFiles(Files):
+    """Files of this process: of a dataset that is described where it is read, and stored nowhere."""
+
+    url = "memory:"
+
+    def __init__(self) -> None:
+        self._contents: dict[str, bytes] = {}
+
+    async def fetch(self, ranges: Sequence[FileRange]) -> list[bytes]:
+        found = []
+        for each in ranges:
+            if each.path not in self._contents:
+                raise FileNotFoundError(each.path)
+            end = None if each.length is None else each.offset + each.length
+            found.append(self._contents[each.path][each.offset : end])
+        return found
+
+    async def size(self, path: str) -> int | None:
+        return len(self._contents[path]) if path in self._contents else None
+
+    async def identity(self, path: str) -> str | None:
+        return xxhash.xxh3_128_hexdigest(self._contents[path]) if path in self._contents else None
+
+    async def tree(self, prefix: str) -> dict[str, int]:
+        below = f"{prefix}/" if prefix else ""
+        return {path: len(data) for path, data in sorted(self._contents.items()) if path.startswith(below)}
+
+    async def folders(self, prefix: str) -> list[str]:
+        below = f"{prefix}/" if prefix else ""
+        rest = [path.removeprefix(below) for path in self._contents if path.startswith(below)]
+        return sorted({path.partition("/")[0] for path in rest if "/" in path})
+
+    async def create(self, path: str, data: bytes | Path) -> bool:
+        contents = data if isinstance(data, bytes) else data.read_bytes()
+        return self._contents.setdefault(path, contents) is contents

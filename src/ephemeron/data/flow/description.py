@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from ephemeron.config.paths import AnyPath, located
+from ephemeron.data.sources.adapters import as_dataset, is_place
 from ephemeron.errors import JobError
 
 CacheControl: TypeAlias = Literal["can-cache", "no-cache"]
@@ -139,29 +140,33 @@ class FlowDescription:
         return f"Flow({self.name!r}, version={self.version}: {steps})"
 
     def dataset(
-        self, name: Any, version: str = "latest", variant: str = "train", *, store: AnyPath | None = None, decode: bool = True
+        self,
+        name: Any,
+        version: str = "latest",
+        variant: str = "train",
+        *,
+        store: AnyPath | None = None,
+        decode: bool = True,
+        target: str | None = None,
     ) -> Self:
         """The flow with another dataset.
 
         Args:
-            name: of a dataset in a store, `namespace/name`; or a map-style dataset, of samples of any shape (`parts`).
+            name: of a dataset in a store, `namespace/name`; or data: a map-style dataset, of samples of any shape, a table, arrays,
+                or files (docs/flows.md).
             version: its version, or `latest`, which is resolved when reading begins.
             variant: e.g. `train`.
             store: folder or URL of the store; None: the store of the home folder.
             decode: False to leave data undecoded, if decoding is one of the steps.
+            target: of a table or a file of rows: the column that becomes the second part of each sample.
 
         Raises:
-            JobError: `name` is neither a name nor a dataset.
+            JobError: `name` is neither a name nor data, or there is no such column.
         """
-        if isinstance(name, str):
+        if isinstance(name, str) and not is_place(name):
             source = FlowSource(name=name, version=version, variant=variant, store=None if store is None else located(store), decode=decode)
-        elif hasattr(name, "__len__") and hasattr(name, "__getitem__"):
-            source = FlowSource(dataset=name)
         else:
-            raise JobError(
-                f"flow {self.name}: {type(name).__name__} is not a dataset",
-                remedy="give namespace/name, or an object with __len__ and __getitem__",
-            )
+            source = FlowSource(dataset=as_dataset(name, f"flow {self.name}", target=target))
         return replace(self, source=source)
 
     def map(

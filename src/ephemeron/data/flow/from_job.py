@@ -23,6 +23,7 @@ from ephemeron.data.flow.sample_loader import SampleLoader, SampleRequest, open_
 from ephemeron.data.flow.view import Flow
 from ephemeron.data.flow_spec import DataProvider, FlowPart, FlowSpec
 from ephemeron.data.shuffle import Indices
+from ephemeron.data.sources.adapters import as_dataset
 from ephemeron.data.spec import DataSpec, check_data
 from ephemeron.data.split import held_out
 from ephemeron.data.user_function import call
@@ -139,8 +140,8 @@ def open_part(part: FlowPart, spec: FlowSpec, code: Sequence[Path]) -> SampleLoa
 
 
 def make_flow(target: str, arguments: Mapping[str, object], code: Sequence[Path], provider: DataProvider | None = None) -> Flow:
-    """The flow that `module:function`, or a provider's method, returns, or that `module:name` is. A map-style dataset of a provider
-    is a flow without steps.
+    """The flow that `module:function`, or a provider's method, returns, or that `module:name` is. Other data of a provider is a flow
+    without steps.
 
     Raises:
         JobError: the function cannot be imported, does not take these arguments, raises, or returns no flow with a dataset.
@@ -154,7 +155,7 @@ def make_flow(target: str, arguments: Mapping[str, object], code: Sequence[Path]
     else:
         made = call(f"{provider.target}.{target}", getattr(provided(provider, code), target), {}, code)
         if not isinstance(made, Flow):
-            made = _flow_over(made, f"{target} of {provider.target}")
+            made = Flow("task/data").dataset(as_dataset(made, f"{target} of {provider.target}"))
     if not isinstance(made, Flow):
         raise JobError(f"{target} returned {type(made).__name__}", remedy="return an ephemeron.data.Flow")
     if made.source is None:
@@ -170,20 +171,6 @@ def provided(provider: DataProvider, code: Sequence[Path]) -> Any:
     """
     found = resolve(provider.target, code)
     return call(provider.target, found, provider.options, code) if callable(found) else found
-
-
-def _flow_over(dataset: Any, where: str) -> Flow:
-    """A flow without steps over a map-style dataset.
-
-    Raises:
-        JobError: it is not of that style.
-    """
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise JobError(
-            f"{where} returned {type(dataset).__name__}, which has no length or no items by number",
-            remedy="return a map-style torch Dataset, an ephemeron.data.Flow, or a pair of arrays",
-        )
-    return Flow("task/data").dataset(dataset)
 
 
 def collate_of(target: str | None, code: Sequence[Path], provider: DataProvider | None = None) -> Collate:

@@ -1,6 +1,6 @@
-"""A user's own torch Dataset, turned into arrays once, before anything is started.
+"""A user's own data, turned into arrays once, before anything is started.
 
-Functions have no disk to read samples from, and a Dataset cannot be sent without its files. So every sample is read once, in the
+Functions have no disk to read samples from, and data cannot be sent without its files. So every sample is read once, in the
 process that starts the run. That would freeze random augmentation, so a random training set is refused: use a data flow, which reads
 anew in every epoch, or put the augmentation into the model. A random test set is read under fixed seeds. Limitation: the data set has
 to fit into memory.
@@ -8,8 +8,8 @@ to fit into memory.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,55 +19,77 @@ from ephemeron.config.user_code import resolve
 from ephemeron.data.formats.lines import one_line
 from ephemeron.data.randomness import generators_in, kept, sample_seed, seed_everything
 from ephemeron.data.samples import Array, Samples
+from ephemeron.data.sources.adapters import FILES, Pairs, Rows, array_of, as_dataset, rows_of, split_of
+from ephemeron.data.sources.readers import NoOptions, need_path, read_options
 from ephemeron.data.spec import DataSpec
 from ephemeron.data.user_function import call
-from ephemeron.errors import JobError
+from ephemeron.errors import EphemeronError, JobError
 from ephemeron.user_code import guarded, where_raised
 
 
 def read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:
-    """Calls `module:function` with the options (and `path=data.path`, if given) and stacks what it returns.
+    """The samples of `files`, or of what `module:function` returns with the options (and `path=data.path`, if given).
+
+    Images of files become float32 (N, channels, height, width) in [0, 1].
 
     Raises:
-        JobError: the function cannot be had, does not take these options or raises; or its result is neither a
-            map-style Dataset of pairs nor a tuple (train, test) of two.
+        JobError: the function cannot be had, does not take these options or raises; or its result is none of the values that
+            `as_dataset` takes, nor two of them, for training and testing.
     """
-    function = resolve(spec.source, code)
-    options = dict(spec.options) if spec.path is None else {"path": spec.path, **spec.options}
-    result = call(spec.source, function, options, code)
-    if not isinstance(result, tuple):
-        return stack(result, spec.source, code, may_be_random=False), None
-    if len(result) != 2:
-        raise JobError(f"{spec.source} returned a tuple of {len(result)}", remedy="return a Dataset, or (train, test)")
-    train, test = result
-    stacked = stack(train, f"{spec.source} (train)", code, may_be_random=False)
-    return stacked, stack(test, f"{spec.source} (test)", code)
+    if spec.source == FILES:
+        read_options(spec, NoOptions)
+        where, value = f"data.path {spec.path}", need_path(spec, "a folder, a file or a glob of CSV, Parquet or image files")
+    else:
+        function = resolve(spec.source, code)
+        options = dict(spec.options) if spec.path is None else {"path": spec.path, **spec.options}
+        where, value = spec.source, call(spec.source, function, options, code)
+        if isinstance(value, tuple) and len(value) != 2:
+            raise JobError(f"{where} returned a tuple of {len(value)}", remedy="return a Dataset, or (train, test)")
+    if (both := split_of(value)) is None:
+        return _scaled(spec, stack(value, where, code, may_be_random=False, target=spec.target_column)), None
+    train, test = both
+    stacked = stack(train, f"{where} (train)", code, may_be_random=False, target=spec.target_column)
+    return _scaled(spec, stacked), None if test is None else _scaled(spec, stack(test, f"{where} (test)", code, target=spec.target_column))
 
 
-def stack(dataset: Any, where: str, code: Sequence[Path] = (), *, may_be_random: bool = True) -> Samples:
-    """All pairs of a map-style Dataset as two arrays. The caller's random generators stay as they were.
+def _scaled(spec: DataSpec, samples: Samples) -> Samples:
+    """The samples; images of files as float32 (N, channels, height, width) in [0, 1]."""
+    if spec.source != FILES or samples.inputs.dtype != np.uint8 or samples.inputs.ndim != 4:
+        return samples
+    return Samples(np.moveaxis(samples.inputs, 3, 1).astype(np.float32) / 255, samples.targets)
+
+
+def stack(value: Any, where: str, code: Sequence[Path] = (), *, may_be_random: bool = True, target: str | None = None) -> Samples:
+    """All samples as two arrays. The caller's random generators stay as they were.
 
     Args:
-        dataset: `dataset[i]` for 0 ≤ i < `len(dataset)` gives `(x, y)`: tensors, arrays or numbers.
+        value: what `as_dataset` takes. Its samples are pairs `(x, y)` of tensors, arrays or numbers, or rows of named numbers.
         where: its name in messages.
         code: folders of the user's code, to name the user's own line where it raises.
         may_be_random: whether one draw per sample is acceptable for all epochs.
+        target: column that is predicted, where samples are rows of named columns.
 
     Raises:
-        JobError: it is iterable only or empty, raises, is random and may not be, or its samples differ in shape or dtype.
+        JobError: it is iterable only or empty, raises, is random and may not be, its samples differ in shape or dtype, or rows have
+            values other than numbers.
     """
-    _check_map_style(dataset, where)
+    dataset = as_dataset(value, where, target=target)
     count = _length(dataset, where, code)
     if count < 1:
         raise JobError(f"{where} is empty", remedy="return at least one sample")
+    if isinstance(dataset, (Rows, Pairs)):
+        return Samples(*dataset.arrays())
     if not may_be_random:
         _refuse_random(dataset, where)
-    columns: list[Array] = []
     held = generators_in(dataset)
     with kept(held):
-        for index in range(count):
-            seed_everything(sample_seed(0, 0, index), held)
-            pair = _pair(dataset, index, where, code)
+        samples = (_sample(dataset, index, held, where, code) for index in range(count))
+        first = next(samples)
+        if isinstance(first, Mapping) or (isinstance(first, (tuple, list)) and len(first) == 2 and isinstance(first[0], Mapping)):
+            return Samples(*rows_of([first, *samples], where, target=target).arrays())
+        columns: list[Array] = []
+        for index, sample in enumerate(itertools.chain([first], samples)):
+            pair = _pair(sample, index, where)
             if not columns:
                 columns = [np.empty((count, *value.shape), dtype=value.dtype) for value in pair]
             for name, value, column in zip(("x", "y"), pair, columns, strict=True):
@@ -90,17 +112,6 @@ def _refuse_random(dataset: Any, where: str) -> None:
         )
 
 
-def _check_map_style(dataset: Any, where: str) -> None:
-    utils = sys.modules.get("torch.utils.data")  # who returns one of torch's has imported it
-    iterable = utils is not None and isinstance(dataset, utils.IterableDataset)
-    kind = type(dataset)
-    if iterable or not callable(getattr(kind, "__len__", None)) or not callable(getattr(kind, "__getitem__", None)):
-        raise JobError(
-            f"{where} returned {kind.__name__}, which is not a map-style Dataset",
-            remedy="return an object with __len__ and __getitem__, or (train, test) of two",
-        )
-
-
 def _length(dataset: Any, where: str, code: Sequence[Path]) -> int:
     try:
         with guarded():
@@ -109,12 +120,18 @@ def _length(dataset: Any, where: str, code: Sequence[Path]) -> int:
         raise JobError(f"{where}: len() raised {where_raised(e, code)}") from e
 
 
-def _pair(dataset: Any, index: int, where: str, code: Sequence[Path]) -> tuple[Array, Array]:
+def _sample(dataset: Any, index: int, held: Any, where: str, code: Sequence[Path]) -> Any:
+    seed_everything(sample_seed(0, 0, index), held)
     try:
         with guarded():
-            sample = dataset[index]
+            return dataset[index]
+    except EphemeronError:
+        raise
     except Exception as e:
         raise JobError(f"{where}: sample {index} raised {where_raised(e, code)}") from e
+
+
+def _pair(sample: Any, index: int, where: str) -> tuple[Array, Array]:
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         size = f" of {len(sample)}" if isinstance(sample, (tuple, list)) else ""
         raise JobError(f"{where}: sample {index} is {type(sample).__name__}{size}", remedy="return a pair (x, y)")
@@ -125,10 +142,7 @@ def _pair(dataset: Any, index: int, where: str, code: Sequence[Path]) -> tuple[A
 
 
 def _as_array(value: Any) -> Array:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return np.asarray(value.detach().cpu().numpy())
-    array = np.asarray(value)
+    array = array_of(value)
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{type(value).__name__} of dtype {array.dtype}")
     return array

@@ -27,6 +27,7 @@ import zlib
 from collections.abc import Iterable, Set
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -193,7 +194,7 @@ def need_path(spec: DataSpec, what: str) -> Path:
     """
     if spec.path is None:
         raise JobError(f"source {spec.source!r} needs data.path", remedy=f"give {what}")
-    if not spec.path.exists():
+    if not spec.path.exists() and not glob(str(spec.path), recursive=True):
         raise JobError(f"data.path = {str(spec.path)!r} does not exist", remedy=f"give {what}")
     return spec.path
 

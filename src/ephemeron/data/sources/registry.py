@@ -17,7 +17,7 @@ from ephemeron.data.split import held_out
 from ephemeron.errors import JobError
 
 _log = logging.getLogger(__name__)
-SOURCES = ("digits", "idx", "cifar10", "cifar100", "npz", "prepared")
+SOURCES = ("digits", "idx", "cifar10", "cifar100", "npz", "prepared", "files")
 """Sources by name; any other is `module:function`."""
 
 
@@ -55,7 +55,7 @@ def hold_out(samples: Samples, fraction: float, *, seed: int) -> DataSets:
 
 
 def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None]:
-    if ":" in spec.source:
+    if ":" in spec.source or spec.source == "files":
         from ephemeron.data.sources import datasets
 
         return datasets.read(spec, code)

@@ -23,6 +23,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from glob import glob
 from pathlib import Path
 
 from ephemeron.config.toml import parse_toml
@@ -79,7 +80,7 @@ def parse_job(raw: object, *, folder: Path, where: str = "job") -> Job:
     code = tuple(_existing(folder / os.path.expanduser(p), f"{where}: code", want_folder=True) for p in job.code)
     data = job.data
     if data.path is not None:
-        data = dataclasses.replace(data, path=_existing(folder / os.path.expanduser(data.path), f"{where}: data.path"))
+        data = dataclasses.replace(data, path=_existing(folder / os.path.expanduser(data.path), f"{where}: data.path", may_be_glob=True))
     try:
         check_data(data)
     except JobError as e:
@@ -130,7 +131,7 @@ def _parse_json(text: str, where: str) -> object:
     return raw
 
 
-def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
+def _existing(path: Path, where: str, *, want_folder: bool = False, may_be_glob: bool = False) -> Path:
     scheme = next((part for part in path.parts if _SCHEME.fullmatch(part)), "")
     if scheme:  # a path has lost one of its slashes
         rest = "/".join(path.parts[path.parts.index(scheme) + 1 :])
@@ -140,6 +141,6 @@ def _existing(path: Path, where: str, *, want_folder: bool = False) -> Path:
     path = path.resolve()
     if want_folder and not path.is_dir():
         raise JobError(f"{where}: {path} is not a folder")
-    if not path.exists():
+    if not path.exists() and not (may_be_glob and glob(str(path), recursive=True)):
         raise JobError(f"{where}: {path} does not exist")
     return path

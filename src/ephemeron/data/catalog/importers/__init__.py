@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
@@ -26,13 +27,14 @@ from ephemeron.data.catalog.importers.base import FoundFiles, Importer, ImportRe
 from ephemeron.data.catalog.importers.source import MOST_KEPT_BYTES, Defects, ImportSource, open_source
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef, SampleMeta
-from ephemeron.data.catalog.open_files import FolderFiles, open_files
+from ephemeron.data.catalog.open_files import FolderFiles, MemoryFiles, open_files
 from ephemeron.data.catalog.pins import stored_range, taken
+from ephemeron.data.catalog.reader import DatasetReader
 from ephemeron.data.catalog.store import SHARD_SIZE, DatasetStore, NewVariant
 from ephemeron.data.catalog.unpack import unpack_bytes
 from ephemeron.errors import JobError
 
-__all__ = ["KINDS", "FoundFiles", "ImportRequest", "ImportSource", "Importer", "Tell", "import_dataset", "open_source"]
+__all__ = ["KINDS", "FoundFiles", "ImportRequest", "ImportSource", "Importer", "Tell", "import_dataset", "open_source", "read_in_place"]
 
 KINDS: Mapping[str, Importer] = {
     importer.kind: importer for importer in (*files_per_sample.IMPORTERS, *records.IMPORTERS, *records.TABLE_IMPORTERS)
@@ -112,6 +114,34 @@ def import_dataset(
         for part, one in found.items()
     }
     return store.publish(name, new, version=version, keep=keep, shard_size=shard_size)
+
+
+def read_in_place(source: AnyPath, endings: Mapping[str, Iterable[str]], *, where: str, target: str | None = None) -> DatasetReader:
+    """A reader of files that are described where they are read: nothing is stored. Its samples are `(value, target)`.
+
+    Args:
+        source: folder, archive, file, glob or URL.
+        endings: kind -> endings of its files, by which the kind is found.
+        where: name of the source in messages.
+        target: column of the targets, of tables; None: samples are rows without a target.
+
+    Raises:
+        JobError: there are no such files, files of several kinds, or no such column.
+        MissingExtra: the kind needs a package that is not installed.
+        DatasetUnreachable: a store fails.
+    """
+    names = open_source(os.fspath(source)).entries
+    found = [kind for kind, last in endings.items() if any(name.lower().endswith(tuple(last)) for name in names)]
+    if len(found) != 1:
+        listed = f"files of several kinds: {', '.join(found)}" if found else f"no files that end in {', '.join(chain(*endings.values()))}"
+        raise JobError(f"{where}: {source} has {listed}", remedy="name files of one kind, for example by a glob")
+    (kind,) = found
+    if target is not None and "target" not in KINDS[kind].options:
+        raise JobError(f"{where}: {kind} take no target {target!r}", remedy="leave target out: their folders name their classes")
+    store = DatasetStore(MemoryFiles())
+    options = {} if target is None else {"target": target}
+    dataset = import_dataset(kind, source, f"files/{kind}", store, variant="train", options=options, digests=False)
+    return DatasetReader(store.files, dataset, "train")
 
 
 def _taken(samples: Iterable[SampleMeta], place: ImportSource, digests: bool, defects: Defects) -> Iterable[SampleMeta]:

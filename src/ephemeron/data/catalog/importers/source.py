@@ -27,10 +27,10 @@ from typing import Any, BinaryIO, Literal, TypeAlias, cast, get_args
 from urllib.parse import unquote
 
 from ephemeron.data.catalog.dataset import DefectEntry
-from ephemeron.data.catalog.files import FileRange, FileReader, Files, visible
+from ephemeron.data.catalog.files import WILD, FileRange, FileReader, Files, visible
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.meta import DataRef
-from ephemeron.data.catalog.open_files import open_files
+from ephemeron.data.catalog.open_files import find_files, open_files
 from ephemeron.data.catalog.unpack import unpack_bytes
 from ephemeron.data.formats.lines import one_line
 from ephemeron.errors import JobError
@@ -133,7 +133,7 @@ class ImportSource:
 
 
 def open_source(url: str) -> ImportSource:
-    """Lists a folder, URL, archive or file.
+    """Lists a folder, URL, archive, file, or glob.
 
     Raises:
         JobError: it does not exist, is empty, or is an archive without random access.
@@ -144,6 +144,10 @@ def open_source(url: str) -> ImportSource:
     if listed:
         entries = {path: DataRef(path=path, length=size) for path, size in listed.items()}
         return _visible(ImportSource(url=url, files=place, entries=entries))
+    if any(c in url for c in WILD):
+        place, listed = find_files(url)
+        if listed:
+            return ImportSource(url=url, files=place, entries={path: DataRef(path=path, length=size) for path, size in listed.items()})
     folder, _, name = place.url.rpartition("/")
     name = unquote(name) if folder.startswith("file:") else name
     above = open_files(folder) if name and not folder.endswith("/") else place

@@ -12,6 +12,7 @@ from ephemeron.data import DataSets, Samples, encode, load
 from ephemeron.data.batch_source import BatchSource, Positions, TrainingBatch
 from ephemeron.data.flow_spec import DataProvider, FlowSpec
 from ephemeron.data.shuffle import Indices
+from ephemeron.data.sources.adapters import Pairs, is_pair
 from ephemeron.data.sources.registry import hold_out
 from ephemeron.data.user_function import call
 from ephemeron.errors import JobError
@@ -92,13 +93,14 @@ def _of_task(job: Job) -> DataSets | DataProvider | None:
         return None
     if job.data.flow is not None or job.data.path is not None:
         raise JobError(f"both task {job.task.target} and the job's [data] name training samples", remedy="leave one of them out")
-    samples = _as_samples(train)
+    where = f"{TRAIN_DATA} of {job.task.target}"
+    samples = _as_samples(train, where)
     if samples is None:
         return provider
     test = call(f"{job.task.target}.{EVALUATION_DATA}", getattr(task, EVALUATION_DATA), {}, job.code)
     if test is None:
         return hold_out(samples, job.data.test_fraction, seed=job.seed)
-    tested = _as_samples(test)
+    tested = _as_samples(test, f"{EVALUATION_DATA} of {job.task.target}")
     if tested is None:
         raise JobError(
             f"{EVALUATION_DATA} of {job.task.target} returned {type(test).__name__}, but {TRAIN_DATA} a pair of arrays",
@@ -107,12 +109,9 @@ def _of_task(job: Job) -> DataSets | DataProvider | None:
     return DataSets(samples, tested)
 
 
-def _as_samples(value: Any) -> Samples | None:
-    """A pair of arrays or tensors as samples; None: it is something else."""
-    if not (isinstance(value, (tuple, list)) and len(value) == 2 and all(hasattr(v, "__array__") for v in value)):
-        return None
-    inputs, targets = (np.asarray(v) for v in value)
-    return Samples(inputs, targets)
+def _as_samples(value: Any, where: str) -> Samples | None:
+    """A pair of arrays, or of a table and a column, as samples; None: it is something else."""
+    return Samples(*Pairs(*value, where=where).arrays()) if is_pair(value) else None
 
 
 class ArrayData:
