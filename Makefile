@@ -20,7 +20,7 @@ test: $(VENV)/test.stamp $(VENV)/emulator.stamp
 	$(LANE) -m "not slow"
 
 test-slow: $(VENV)/test.stamp $(VENV)/emulator.stamp
-	$(LANE) -m slow
+	$(LANE) -m slow $(if $(UNTIL),--begin-until $(UNTIL))
 
 test-all: $(VENV)/test.stamp $(VENV)/emulator.stamp
 	$(LANE)

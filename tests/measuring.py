@@ -31,7 +31,15 @@ from quarantine import quarantined
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--times", metavar="FILE", help="write duration, CPU seconds, processes and memory of each test")
+    parser.addoption("--begin-until", type=float, metavar="SECONDS", help="skip what has not begun by this time, in seconds since 1970")
     parser.addoption("--fail-leaks", action="store_true", help="a test that leaves processes, servers or files behind fails")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until = item.config.getoption("--begin-until")
+    if until is not None and time.time() > until:
+        pytest.skip("NOT RUN: the time of this lane was over (--begin-until)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

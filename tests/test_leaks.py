@@ -91,3 +91,13 @@ def test_cpu_seconds_include_those_of_detached_descendants(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout  # what is just ending has time for it
     (cost,) = json.loads(times.read_text())["each"].values()
     assert cost[1] >= 0.6
+
+
+def test_what_a_lane_has_no_time_for_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text("import time\ndef test_a(): pass\ndef test_b(): raise ValueError\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "measuring", "--begin-until", "1", "--times", str(tmp_path / "times.json"), "."]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "     2  NOT RUN: the time of this lane was over" in done.stdout
