@@ -12,7 +12,7 @@ from ephemeron.data.tables import Column, TableDataset, TableWriter
 FEATURES = 60
 
 
-def prepared(folder: Path, *, rows: int = 3000, partitions: int = 3, positive: int = 1, seed: int = 0) -> TableDataset:
+def prepared(folder: Path | str, *, rows: int = 3000, partitions: int = 3, positive: int = 1, seed: int = 0) -> TableDataset:
     """Six categories of ten values; the label, 0 or `positive`, depends on them."""
     columns = [Column(name="x", kind="sparse", dtype="float32", width=FEATURES), Column(name="y", kind="label", dtype="int32")]
     writer, dice = TableWriter(str(folder), columns), np.random.default_rng(seed)

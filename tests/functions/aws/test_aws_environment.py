@@ -26,6 +26,7 @@ from sparse_data import prepared
 
 pytestmark = pytest.mark.slow
 
+TOKEN = "a token of these tests"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "lightning"
 
 
@@ -57,7 +58,7 @@ def built(folder: Path, requirements: Path) -> Path:
 
 
 @pytest.fixture
-def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3_server: Any) -> Iterator[Callable[..., list[str]]]:
     """Deploys with options of packages, and returns the options of a command that runs functions there."""
     place = tmp_path / "work"
     place.mkdir()
@@ -65,7 +66,14 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     monkeypatch.syspath_prepend(place)
     monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "home"))
     launcher = tmp_path / "start.sh"
-    with keys(), LambdaService(concurrency=10, launcher=lambda: [str(launcher)]) as service:
+    objects = {"AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}
+    with (
+        keys(),
+        LambdaService(
+            concurrency=10, launcher=lambda: [str(launcher)], environment={**objects, "EPHEMERON_SPARSE_TOKEN": TOKEN}
+        ) as service,
+    ):
+        monkeypatch.setenv(*next(iter(objects.items())))
 
         def deploy(*packages: str, memory_mb: int = 1024) -> list[str]:
             out = tmp_path / "aws"
@@ -140,17 +148,38 @@ def test_matrices_with_their_extra(functions: Callable[..., list[str]]) -> None:
     np.testing.assert_allclose(lower @ lower.T, a, rtol=1e-10)
 
 
-def test_a_sparse_job_with_its_extra(functions: Callable[..., list[str]]) -> None:
-    prepared(Path("data/train").absolute(), rows=2000)
-    prepared(Path("data/test").absolute(), rows=400, partitions=1, seed=1)
-    Path("job.toml").write_text(
-        'epochs = 1\n[sparse]\nmodel = "logistic"\nshards = 1\noptimizer = { target = "adagrad", options = { learning_rate = 0.1 } }\n'
-        '[data]\nsource = "prepared"\npath = "data"\n[run]\nworkers = 1\nbatch_size = 20\n'
-    )
+def test_a_sparse_job_with_its_extra(functions: Callable[..., list[str]], s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPHEMERON_SPARSE_TOKEN", TOKEN)
+
+    def write_job(shards: str) -> None:
+        Path("job.toml").write_text(
+            f'epochs = 2\n[sparse]\nmodel = "logistic"\n{shards}\noptimizer = {{ target = "adagrad", options = {{ learning_rate = 0.1 }} }}\n'
+            f'[data]\nsource = "prepared"\noptions = {{ train = "{place}/train", test = "{place}/test" }}\n'
+            "[run]\nworkers = 1\nbatch_size = 20\n"
+        )
+
     where = functions(memory_mb=1769)
+    place = f"{s3_server.address}/sparse"
+    prepared(f"{place}/train", rows=2000)
+    prepared(f"{place}/test", rows=400, partitions=1, seed=1)
+    write_job("shards = 1")
     refused = invoke("train", "job.toml", *where)
     assert refused.exit_code == 2, refused.output
     assert "a sparse job needs scipy" in " ".join(refused.output.split())
+    where = functions("--extra", "sparse", memory_mb=1769)
+    refused = invoke("train", "job.toml", *where)
+    assert refused.exit_code == 2, refused.output
+    assert "functions on aws do not reach shards of this machine" in " ".join(refused.output.split())
+    serve = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "serve", "sparse", "--listen", "127.0.0.1:0", "--json"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as store:
+        assert store.stdout is not None
+        write_job(f"store = {json.loads(store.stdout.readline())['addresses']}")
+        done = invoke("train", "job.toml", "--json", *where)
+        store.terminate()
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["status"], found["platform"]) == ("finished", "aws")
+    assert found["metrics"]["accuracy"] > 0.6
 
 
 def test_lightning_with_its_extra(functions: Callable[..., list[str]]) -> None:
