@@ -86,15 +86,9 @@ def check_place(kind: str, platform: str, channel: str) -> None:
     """
     if kind in ("service", "profile"):
         raise JobError(f"a {kind} is a process of its command, and cannot be detached", remedy="leave --detach out")
-    if platform in CLOUDS and kind in ("regions", "sparse"):
-        why = {
-            "sparse": "the shards of a sparse job are processes of what drives it, which functions reach by their address",
-            "regions": "each region has a channel, credentials and functions of its own, which the client knows",
-        }
-        raise JobError(
-            f"{why[kind]}: it cannot be driven by functions on {platform}",
-            remedy="leave --detach out" if kind == "regions" else "use platform local, or leave --detach out",
-        )
+    if platform in CLOUDS and kind == "regions":
+        why = "each region has a channel, credentials and functions of its own, which the client knows"
+        raise JobError(f"{why}: it cannot be driven by functions on {platform}", remedy="leave --detach out")
     if platform == "openfaas" and kind == "study":
         raise JobError("functions on openfaas do not know the password with which a command asks the gateway", remedy="leave --detach out")
     if channel.startswith(("ps://", "parameter_server")):

@@ -43,6 +43,7 @@ from ephemeron.training.job import Job, Target, parse_fault
 from ephemeron.tuning.folder import StudyFolder
 from ephemeron.tuning.study import Study
 from running import until
+from sparse_data import prepared as prepared_rows
 from tiny_job import CODE, JOB, SHORT
 
 pytestmark = pytest.mark.slow
@@ -71,7 +72,7 @@ def world(valkey_server: Any, s3_server: Any, tmp_path_factory: pytest.TempPathF
         for name, value in {**KEYS, "AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}.items():
             patch.setenv(name, value)
         s3 = {"AWS_ENDPOINT_URL_S3": s3_server.env["AWS_ENDPOINT_URL"]}
-        with LambdaService(concurrency=10, environment=s3) as service:
+        with LambdaService(concurrency=10, environment={**s3, "EPHEMERON_SPARSE_TOKEN": TOKEN}) as service:
             settings = deployed(
                 service,
                 memory_mb=MEMORY_MB,
@@ -357,6 +358,37 @@ def test_predictions_are_those_of_a_client_though_their_driver_is_killed(world: 
     check_driven_there(result.folder)
     with np.load(place / "here.npz") as wanted, np.load(place / "there.npz") as found:
         np.testing.assert_allclose(found["y"], wanted["y"], rtol=1e-5, atol=1e-6)
+
+
+TOKEN = "a token of these tests"
+
+
+def test_a_sparse_job_with_a_store_is_driven_there_though_its_driver_is_killed(
+    world: World, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = f"{world.channels['objects']}/sparse"
+    prepared_rows(f"{data}/train", rows=3000)
+    prepared_rows(f"{data}/test", rows=600, partitions=1, seed=1)
+    monkeypatch.setenv("EPHEMERON_SPARSE_TOKEN", TOKEN)
+    serve = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "serve", "sparse", "--listen", "127.0.0.1:0", "--json"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as store:
+        assert store.stdout is not None
+        try:
+            (place / "job.toml").write_text(
+                'epochs = 4\n[sparse]\nmodel = "logistic"\n'
+                f"store = {json.loads(store.stdout.readline())['addresses']}\n"
+                'optimizer = { target = "adagrad", options = { learning_rate = 0.1 } }\n'
+                f'[data]\nsource = "prepared"\noptions = {{ train = "{data}/train", test = "{data}/test" }}\n'
+                "[run]\nworkers = 2\nbatch_size = 20\n"
+            )
+            run = detach("train", "job.toml", *where(world))
+            kill_driver(run)
+            result = attach(run)
+        finally:
+            store.terminate()
+    assert result.summary.status == "finished", result.causes
+    assert result.summary.metrics["accuracy"] > 0.6
+    check_driven_there(result.folder)
 
 
 STUDY = """
