@@ -1,4 +1,4 @@
-"""Variables of a client's environment that local functions see. All others stay with the client."""
+"""Variables of a client's environment that functions see. All others stay with the client."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from ephemeron.communication.channels import credentials
 from ephemeron.config.paths import DATASETS_STORE, datasets_store
 
+SERVICES = ("EPHEMERON_SPARSE_TOKEN", "EPHEMERON_DATA_SERVICE", "EPHEMERON_DATA_TOKEN")
+"""Of the services that a job's functions use, which are deployed with functions of clouds, or go to them with each call."""
 PASSED_ON = (
     "PATH",
     "LANG",
@@ -25,15 +27,14 @@ PASSED_ON = (
     "EPHEMERON_RENDEZVOUS*",
     "EPHEMERON_REGION_*",
     "EPHEMERON_SPARSE_*",
-    "EPHEMERON_DATA_SERVICE",
-    "EPHEMERON_DATA_TOKEN",
+    *SERVICES,
     "EPHEMERON_ENTRIES",
     "EPHEMERON_LOG_LEVEL",
     "EPHEMERON_LOG_FORMAT",
     "SSL_CERT_*",
     "REQUESTS_CA_BUNDLE",
 )
-"""Patterns of their names."""
+"""Patterns of the names that functions of this machine see."""
 
 
 def daemon_environment(extra: Mapping[str, str]) -> dict[str, str]:

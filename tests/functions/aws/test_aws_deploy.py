@@ -289,6 +289,7 @@ def test_the_same_code_makes_the_same_zip():
 @pytest.mark.slow
 def test_deploy_creates_then_updates_and_sets_what_a_run_needs(service: LambdaService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EPHEMERON_CHANNEL_PASSWORD", "hush")
+    monkeypatch.setenv("EPHEMERON_SPARSE_TOKEN", "of the store")
     monkeypatch.delenv("EPHEMERON_ENTRIES", raising=False)
     done = deployed(service, tmp_path / "aws", "--memory-mb", "512")
     assert done.exit_code == 0, done.output
@@ -299,7 +300,11 @@ def test_deploy_creates_then_updates_and_sets_what_a_run_needs(service: LambdaSe
     api = client(settings_of(service), "lambda")
     function = api.get_function_configuration(FunctionName="ephemeron")
     assert (function["MemorySize"], function["Timeout"], function["Role"]) == (1024, 60, ROLE)
-    assert function["Environment"]["Variables"] == {"EPHEMERON_CHANNEL_PASSWORD": "hush", "EPHEMERON_CODE": FunctionEnvironment().release}
+    assert function["Environment"]["Variables"] == {
+        "EPHEMERON_CHANNEL_PASSWORD": "hush",
+        "EPHEMERON_SPARSE_TOKEN": "of the store",
+        "EPHEMERON_CODE": FunctionEnvironment().release,
+    }
     events = api.get_function_event_invoke_config(FunctionName="ephemeron")
     assert (events["MaximumRetryAttempts"], events["MaximumEventAgeInSeconds"]) == (0, 60)
     assert api.get_function_recursion_config(FunctionName="ephemeron")["RecursiveLoop"] == "Allow"

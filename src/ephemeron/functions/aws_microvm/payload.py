@@ -11,6 +11,7 @@ from ephemeron.config.typed import build
 from ephemeron.errors import CorruptMessage, JobError
 from ephemeron.functions.async_invoke.records import InvokeRequest
 from ephemeron.functions.aws_microvm.api import LaunchSpec
+from ephemeron.functions.passed_on import SERVICES
 
 PAYLOAD_BYTES = 4_096
 """Limit of botocore's model. The documentation says 16 KB."""
@@ -20,6 +21,7 @@ SECRETS = (
     "EPHEMERON_CHANNEL_TOKEN",
     "EPHEMERON_RENDEZVOUS",
     "EPHEMERON_RENDEZVOUS_TOKEN",
+    *SERVICES,
 )
 """Variables of the sender that functions get."""
 

@@ -29,6 +29,7 @@ from ephemeron.communication.rpc.http import Handler, HttpRequest, Response, jso
 from ephemeron.errors import ChannelError, CorruptMessage
 from ephemeron.functions.async_invoke.records import InvokeRequest
 from ephemeron.functions.openfaas.replica import FunctionReplica, ReplicaSettings, gateway_answer, told_by
+from ephemeron.functions.passed_on import SERVICES
 
 PORT = 5000
 UPSTREAM = "http_upstream_url"
@@ -38,6 +39,7 @@ SECRETS: Mapping[str, str] = {
     "ephemeron-channel-password": "EPHEMERON_CHANNEL_PASSWORD",
     "ephemeron-aws-access-key-id": "AWS_ACCESS_KEY_ID",
     "ephemeron-aws-secret-access-key": "AWS_SECRET_ACCESS_KEY",
+    **{name.lower().replace("_", "-"): name for name in SERVICES},
 }
 """OpenFaaS secret to variable of the function."""
 SECRETS_FOLDER = "/var/openfaas/secrets"

@@ -18,6 +18,7 @@ from ephemeron.functions.aws.deploy import package, policy
 from ephemeron.functions.aws.managed_instances import ManagedInstances
 from ephemeron.functions.aws.preflight import COMMAND
 from ephemeron.functions.aws.settings import AwsSettings, client, delete_if_there, refused
+from ephemeron.functions.passed_on import SERVICES
 
 _PASSED_ON = (
     "EPHEMERON_CHANNEL_USER",
@@ -26,6 +27,7 @@ _PASSED_ON = (
     "EPHEMERON_RENDEZVOUS",
     "EPHEMERON_RENDEZVOUS_TOKEN",
     "EPHEMERON_DIRECT_TLS",
+    *SERVICES,
 )
 
 
