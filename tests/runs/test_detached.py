@@ -566,6 +566,25 @@ def test_a_request_to_stop_reaches_the_client_that_has_taken_over(place: Path, t
     assert not run_platform.is_driven_here("a-run")
 
 
+def test_a_request_to_stop_between_two_drivers_waits_for_the_next_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, header = driven_elsewhere(place)
+    header = dataclasses.replace(header, platform="local")
+    stopped: list[bool] = []
+    between = iter([True, True])
+
+    def stop(folder: RunFolder, header: RunHeader, *, now: bool) -> None:
+        if next(between, False):
+            raise UserError("run a-run is not running")
+        stopped.append(now)
+
+    monkeypatch.setattr(verbs, "find_kind", lambda name: SimpleNamespace(stop=stop))
+    with pytest.raises(UserError, match="is not running"):
+        verbs.ask_to_stop(folder, header, now=False)
+    monkeypatch.setattr(detached, "has_drivers", lambda folder: True)
+    verbs.ask_to_stop(folder, header, now=False)
+    assert stopped == [False]
+
+
 def test_another_driver_that_takes_over_from_a_client_is_a_warning(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

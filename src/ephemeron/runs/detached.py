@@ -375,9 +375,15 @@ def holding(folder: RunFolder, header: RunHeader, term: int, stop: Callable[[boo
 
 def await_ends(folder: RunFolder) -> None:
     """Waits a moment for the ends of functions on this machine that have driven a run which is over, and with them for their bill."""
-    latest, session = time.monotonic() + _ENDS_S, session_of(folder)
-    while unfinished(session / "events.jsonl")[0] and is_hosted(session) and time.monotonic() < latest:
+    latest = time.monotonic() + _ENDS_S
+    while has_drivers(folder) and time.monotonic() < latest:
         time.sleep(_LOOK_S)
+
+
+def has_drivers(folder: RunFolder) -> bool:
+    """Whether functions on this machine drive a run, or are about to: one that has died is followed by another."""
+    session = session_of(folder)
+    return bool(unfinished(session / "events.jsonl")[0]) and is_hosted(session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

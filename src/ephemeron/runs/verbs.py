@@ -27,6 +27,8 @@ OnEvent = Callable[[Event], None]
 
 STOP_S, _STOPPED_EVERY_S = 600.0, 0.1
 """Seconds in which a run has to stop, and interval at which that is looked for."""
+_NEXT_DRIVER_S = 60.0
+"""Seconds for which a run that functions drive may have no driver: one has died, and the next has not begun."""
 _END_S = 120.0
 """Seconds from the end of a run to its result, at most."""
 
@@ -230,11 +232,17 @@ def ask_to_stop(folder: RunFolder, header: RunHeader, *, now: bool) -> None:
     """
     if detached.is_remote(header) and not run_platform.is_driven_here(folder.run_id):
         return detached.ask_to_stop(folder, header, now=now)
-    try:
-        find_kind(header.kind).stop(folder, header, now=now)
-    except UserError:  # nobody drives it, but its functions may be running
-        if not blocking.run(lambda _: run_platform.cancel(folder, header)):
-            raise
+    latest = time.monotonic() + _NEXT_DRIVER_S
+    while True:
+        try:
+            return find_kind(header.kind).stop(folder, header, now=now)
+        except UserError:  # nobody drives it, but its functions may be running
+            between = header.detached and not (folder.path / folders.RESULT_FILE).exists() and detached.has_drivers(folder)
+            if not between or time.monotonic() > latest:
+                if not blocking.run(lambda _: run_platform.cancel(folder, header)):
+                    raise
+                return
+        time.sleep(_STOPPED_EVERY_S)
 
 
 def suspend(run_id: str) -> tuple[str, int]:
