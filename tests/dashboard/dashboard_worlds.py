@@ -22,6 +22,19 @@ def write_run(folder: Path, events: Iterable[Event], **record: Any) -> Path:
     return folder
 
 
+def write_executor(folder: Path, status: str) -> Path:
+    """The folder of an executor of one function that has ended with this status."""
+    header = {"run_id": folder.name, "kind": "tasks", "name": "linalg", "platform": "local", "prices": PRICES, "budget_usd": 0.5}
+    ended = Ended(t=2.0, rank=0, attempt=0, invocation="x", status="ok", gb_seconds=2.0, memory_mb=1024)
+    write_run(folder, [Invoked(t=0.0, rank=0, attempt=0, invocation="x"), ended])
+    (folder / "run.json").write_text(json.dumps(header))
+    result = {"run_id": folder.name, "status": status, "seconds": 2.0, "cost_usd": 0.00123, "platform": "local", "invocations": 1}
+    result |= {"billed": {"gb_seconds": 2.0, "requests": 1, "storage_usd": 0.0}, "budget_usd": 0.5, "prices": "test"}
+    result |= {"tasks": 7, "failed": 2, "cancelled": 1, "causes": ["ValueError: three"]}
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
 def started(workers: int = 2, iterations: int = 4, **more: Any) -> RunStarted:
     """The first event of a run."""
     return RunStarted(

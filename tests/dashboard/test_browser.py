@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dashboard_worlds import TOKEN, progress, troubled_run, write_run, write_study
+from dashboard_worlds import TOKEN, progress, started, troubled_run, write_executor, write_run, write_study
 
 pytest.importorskip("uvicorn", reason="the extra `dashboard` is not installed")
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
@@ -43,6 +45,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (runs["r"] / "logs" / "i1.txt").write_text("<img src=x onerror=\"document.title='taken'\">\nlast words\n")
     live = write_run(path / "runs" / "live", troubled_run()[:-1])
     write_study(path / "studies" / "s", {0: runs["r"], 2: live})
+    measured = [progress(0, i, 1.0, metrics={"val": 3.0 - i / 10, "perplexity": math.exp(3.0 - i / 10)}) for i in range(3)]
+    write_run(path / "runs" / "scales", [started(1, 3), *measured])
+    write_executor(path / "runs" / "map-1", "finished")
     return path
 
 
@@ -104,6 +109,7 @@ def until(page: Any, expression: str, argument: object = None) -> None:
         page.wait_for_timeout(30)
 
 
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 PAINTED = "() => performance.getEntriesByName('timeline-painted').length > 0"
 
 
@@ -113,13 +119,13 @@ def show(page: Any, address: str, where: str) -> None:
 
 def test_runs_are_filtered_sorted_and_compared(page: Any, address: str) -> None:
     rows = page.locator("tbody tr")
-    playwright.expect(rows).to_have_count(3)
+    playwright.expect(rows).to_have_count(5)
     page.get_by_label("Filter runs").fill("other")
     playwright.expect(rows).to_have_count(1)
     page.get_by_label("Filter runs").fill("")
     page.get_by_role("button", name="Run", exact=True).click()
     playwright.expect(page.get_by_role("columnheader", name="Run", exact=True)).to_have_attribute("aria-sort", "ascending")
-    assert rows.locator("td:nth-child(2)").all_inner_texts()[1] == "other"
+    assert rows.locator("td:nth-child(2)").all_inner_texts()[2] == "other"
     page.get_by_label("Compare r", exact=True).check()
     page.get_by_label("Compare other").check()
     compared = page.get_by_role("region", name="Compare")
@@ -194,14 +200,61 @@ def test_a_page_follows_its_run(page: Any, address: str, root: Path, tmp_path: P
     playwright.expect(page.locator(".tiles")).to_contain_text("0.5")
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280, 2560])
-def test_no_page_is_wider_than_its_window(page: Any, address: str, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 800})
-    for where in ("runs", "run/" + RUN, "studies", "study/" + STUDY, "regions", "services", "tasks"):
+def test_no_page_is_wider_than_its_window(page: Any, address: str) -> None:
+    for where in ("runs", "run/" + RUN, "studies", "study/" + STUDY, "regions", "data", "tasks"):
+        page.set_viewport_size({"width": 1280, "height": 800})
         show(page, address, where)
         page.wait_for_selector("h1, .nothing strong")
         page.wait_for_timeout(150)
-        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0, where
+        for width, colours in product((1280, 420, 360, 768, 2560), ("light", "dark")):
+            page.set_viewport_size({"width": width, "height": 800})
+            page.emulate_media(color_scheme=colours)
+            page.wait_for_timeout(30)
+            assert page.evaluate(TOO_WIDE) <= 0, (where, width, colours)
+
+
+def test_rows_have_all_their_values_in_a_narrow_window(page: Any, address: str) -> None:
+    page.set_viewport_size({"width": 420, "height": 800})
+    for where, table in (("runs", "Runs"), ("run/" + RUN, "Functions"), ("study/" + STUDY, "Trials"), ("tasks", "Functions of map-1")):
+        show(page, address, where)
+        row = page.get_by_role("region", name=table, exact=True).locator("tbody tr").first
+        row.wait_for()
+        beyond = """(row) => [...row.querySelectorAll('td')].filter((d) => d.checkVisibility() && (d.getBoundingClientRect().right > innerWidth ||
+            d.scrollWidth > d.clientWidth + 1)).map((d) => d.dataset.label)"""
+        assert row.evaluate(beyond) == [], where
+    playwright.expect(page.locator("nav [aria-current]")).to_have_text("Tasks")
+    playwright.expect(page.get_by_role("region", name="map-1", exact=True).locator(".pill").first).to_have_text("finished")
+    playwright.expect(page.get_by_role("region", name="map-1", exact=True).locator(".tiles")).to_contain_text("$0.00123")
+    show(page, address, "data")
+    playwright.expect(page.locator("nav [aria-current]")).to_have_text("Data")
+
+
+def test_metrics_of_another_scale_have_an_axis_of_their_own_and_one_can_be_chosen(page: Any, address: str) -> None:
+    show(page, address, "run/0%2Fruns%2Fscales")
+    metrics = page.get_by_role("region", name="Metrics")
+    playwright.expect(metrics.locator(".u-legend")).to_contain_text("perplexity (right)")
+    playwright.expect(metrics.locator(".u-legend")).not_to_contain_text("val (right)")
+    assert metrics.locator(".u-axis").count() == 3
+    metrics.get_by_label("Metric", exact=True).select_option("val")
+    playwright.expect(metrics.locator(".u-series")).to_have_count(2)
+    assert metrics.locator(".u-axis").count() == 2
+
+
+def test_pictures_of_files_scroll_where_there_is_no_room(browser: Any, tmp_path: Path) -> None:
+    from ephemeron.rendering.page import card, document, scrolled, table, tiled
+    from ephemeron.rendering.svg import el
+
+    wide = scrolled(el("svg", el("text", "words", x=0, y=12), viewBox="0 0 1160 200", class_="chart"))
+    rows = table(["device", "operators", "held"], [["near-1", 29, "76.2 MB"]])
+    tiles = tiled([("Bound by", "a_limit_with_a_long_name", "")])
+    (tmp_path / "page.html").write_text(document("page", [tiles, card("Picture", wide), card("Table", rows)]))
+    context = browser.new_context(viewport={"width": 420, "height": 800})
+    page = context.new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    assert page.evaluate(TOO_WIDE) <= 0
+    assert page.locator("svg.chart").bounding_box()["width"] == 960
+    assert page.locator("td").first.bounding_box()["height"] < 40, "its hyphen is no place for a break"
+    context.close()
 
 
 def test_every_control_has_a_name_and_the_keyboard_reaches_the_timeline(page: Any, address: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard_worlds import PRICES, started, troubled_run, write_run, write_study
+from dashboard_worlds import PRICES, started, troubled_run, write_executor, write_run, write_study
 
 pytest.importorskip("starlette", reason="the extra `dashboard` is not installed")
 pytest.importorskip("msgspec", reason="the extra `dashboard` is not installed")
@@ -146,6 +146,17 @@ def test_the_depth_of_a_queue_is_read_from_names(client: testclient.TestClient, 
     found = client.get("/api/tasks").json()["tasks"][0]
     assert found["depth"] == {"ready": 17, "leased": 5, "batches": 3, "closed": True, "announced": 0}
     assert found["invocations"] == 1
+    assert "history" not in found, "none of what does not change any more"
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped", "failed", "interrupted"])
+def test_an_executor_that_has_ended_has_its_own_status_and_its_cost(client: testclient.TestClient, root: Path, status: str) -> None:
+    write_executor(root / "runs" / "linalg-1", status)
+    found = client.get("/api/tasks").json()["tasks"][0]
+    assert (found["status"], found["is_running"], found["name"], found["key"]) == (status, False, "linalg", "0/runs/linalg-1")
+    assert (found["cost_usd"], found["budget_usd"]) == (0.00123, 0.5)
+    assert found["result"] == {"tasks": 7, "failed": 2, "cancelled": 1}
+    assert (found["causes"], found["depth"]) == (["ValueError: three"], None)
 
 
 def test_a_run_of_several_groups_shows_each(client: testclient.TestClient, root: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ephemeron.dashboard.run_documents import Document, finite, last_metrics
 from ephemeron.dashboard.run_view import RunView
-from ephemeron.runs.folders import RunFolder
+from ephemeron.runs.folders import RESULT_FILE, RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.status import may_be_running, status_of
 from ephemeron.runs.summary import read_summary
@@ -181,7 +181,8 @@ class Library:
             "groups": 0,
         }
         if ended is not None and result is None and not may_be_running(status):
-            return row | {"seconds": finite(ended.seconds), "cost_usd": finite(ended.cost_usd)}
+            tasks = (folder.read(RESULT_FILE) or {}).get("tasks")
+            return row | {"seconds": finite(ended.seconds), "cost_usd": finite(ended.cost_usd), "iterations": tasks}
         if result is not None and not may_be_running(status):
             row |= {
                 "iterations": result.iterations,

@@ -19,11 +19,13 @@ from ephemeron.data.service.protocol import LIST_FLOWS
 from ephemeron.errors import EphemeronError
 from ephemeron.functions.local import is_hosted
 from ephemeron.functions.tasks.object_keys import QueueKeys, tasks_of
-from ephemeron.runs.folders import RUN_FILE, RunFolder
+from ephemeron.runs.folders import RESULT_FILE, RUN_FILE, RunFolder
 from ephemeron.runs.header import read_header
+from ephemeron.runs.status import may_be_running, status_of
+from ephemeron.runs.summary import read_summary
 
 _HISTORY = 600
-"""Looks at a service that are kept."""
+"""Looks at a service or a queue that are kept."""
 _COUNTERS = ("readers", "loaders", "loaded", "hits", "half_hits", "skipped", "buffered_bytes", "cached_bytes")
 
 
@@ -80,9 +82,6 @@ def _table(path: Path) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-"""Looks at a queue that are kept."""
-
-
 class Tasks:
     """Executors below some folders.
 
@@ -119,19 +118,27 @@ class Tasks:
         for _ in range(8):
             if not view.advance():
                 break
-        hosted = is_hosted(folder)
+        hosted, status = is_hosted(folder), status_of(view.folder)
+        result, ended = view.folder.read(RESULT_FILE) or {}, read_summary(view.folder)
         with view.lock:
             functions = functions_of(view)
             running = sum(r.status == "running" for r in functions) if hosted else 0
             out: Document = {
                 "run": folder.name,
+                "key": next(f"{n}/{folder.relative_to(r).as_posix()}" for n, r in enumerate(self._roots) if folder.is_relative_to(r)),
                 "folder": str(folder),
-                "running": hosted,
+                "name": view.record.name if view.record else "",
+                "status": status,
+                "is_running": may_be_running(status),
                 "seconds": finite(view.t),
                 "invocations": len(functions),
                 "executors": running,
                 "failed": sum(not r.well and r.status not in ("unknown", "cancelled") for r in functions),
                 "gb_seconds": finite(sum(r.gb_seconds for r in functions)),
+                "cost_usd": finite(ended.cost_usd if ended else view.cost_now()) if view.meter.prices.name else None,
+                "budget_usd": view.record.budget_usd if view.record else None,
+                "result": {k: result.get(k) for k in ("tasks", "failed", "cancelled")},
+                "causes": result.get("causes") or [],
                 "functions": [
                     {
                         "rank": r.rank,
@@ -147,9 +154,9 @@ class Tasks:
                 ],
             }
         address = _address(folder)
-        depth = _depth(folder) if (folder / "objects").is_dir() else None
+        depth = _depth(folder) if not result and (folder / "objects").is_dir() else None
         out |= {"channel": address, "depth": depth}
-        if depth is not None:
+        if depth is not None and out["is_running"]:
             history = self._history.setdefault(folder, deque(maxlen=_HISTORY))
             history.append((round(time.time(), 2), depth["ready"], depth["leased"], out["executors"]))
             out["history"] = [list(column) for column in zip(*history, strict=True)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from ephemeron.rendering.palette import BAD, LINE_COLOURS, PHASE_COLOURS
+from ephemeron.rendering.svg import el
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -109,6 +110,11 @@ def tiled(tiles: Iterable[tuple[str, str, str]]) -> Markup:
 def card(title: str, body: Markup, words: str = "") -> Markup:
     """A section with a caption."""
     return render("card.html", title=title, body=body, words=words)
+
+
+def scrolled(picture: Markup) -> Markup:
+    """A wide picture, which keeps a legible size where there is no room for it, and scrolls there."""
+    return el("div", picture, class_="scroll wide", tabindex=0)
 
 
 def side_by_side(*cards: Markup) -> Markup:

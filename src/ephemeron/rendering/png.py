@@ -79,10 +79,19 @@ def _placed(rows: Sequence[Sequence[Panel]], y: float) -> tuple[list[_Placed], f
     found: list[_Placed] = []
     for row in rows:
         width = (WIDTH - 2 * EDGE - GAP * (len(row) - 1)) / len(row)
-        mine = [_Placed(title, fromstring(f"<div>{body}</div>"), EDGE + i * (width + GAP), y, width) for i, (title, body) in enumerate(row)]
+        mine = [
+            _Placed(title, _flat(fromstring(f"<div>{body}</div>")), EDGE + i * (width + GAP), y, width)
+            for i, (title, body) in enumerate(row)
+        ]
         found += mine
         y = max(_bottom(panel) for panel in mine) + GAP
     return found, y - GAP + EDGE
+
+
+def _flat(body: Element) -> Element:
+    """The body with pictures in place of what scrolls them."""
+    body[:] = [each for part in body for each in (part if "scroll" in part.get("class", "").split() else [part])]
+    return body
 
 
 def _bottom(panel: _Placed) -> float:

@@ -10,7 +10,7 @@ import * as services from "./services.js";
 import * as tasks from "./tasks.js";
 
 const PAGES = { runs, run, studies, study, regions, services, tasks };
-const SECTION = { run: "runs", study: "studies" };
+const SECTION = { run: "runs", study: "studies" }, ALIAS = { data: "services" };
 const main = document.getElementById("main");
 let leave = null, before = "";
 
@@ -32,7 +32,7 @@ function show() {
 
 function address() {
   const found = /^#\/(\w+)\/?(.*)$/.exec(location.hash);
-  return found ? [found[1], decodeURIComponent(found[2])] : ["runs", ""];
+  return found ? [ALIAS[found[1]] || found[1], decodeURIComponent(found[2])] : ["runs", ""];
 }
 
 // Theme: the system's, light or dark.

@@ -19,7 +19,7 @@ export class Chart {
     addEventListener("themechange", this.onTheme);
   }
 
-  // series: [{label, x: [], y: [], colour: name, dash, width, points}]; lines: [{y, label, colour}]
+  // series: [{label, x: [], y: [], colour: name, dash, width, points, right: on the right axis}]; lines: [{y, label, colour}]
   show(series, { x, log = false, lines = [] } = {}) {
     this.series = series.filter((one) => one.x.length); this.x = x; this.log = log; this.lines = lines;
     this.draw();
@@ -34,7 +34,7 @@ export class Chart {
     }
     this.details.hidden = false;
     const data = this.data();
-    const shape = JSON.stringify([this.series.map((q) => [q.label, q.colour, q.dash, q.faint]), this.x, this.log, this.lines]);
+    const shape = JSON.stringify([this.series.map((q) => [q.label, q.colour, q.dash, q.faint, q.right]), this.x, this.log, this.lines]);
     if (this.plot && shape === this.shape) { const kept = this.zoomed(); this.plot.setData(data, !kept); }
     else {
       if (this.plot) this.plot.destroy();
@@ -61,17 +61,19 @@ export class Chart {
     const soft = colour("soft"), grid = colour("grid"), format = this.options.y || number;
     const font = "12px system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif";
     const axis = { stroke: soft, font: font, grid: { stroke: grid, width: 1 }, ticks: { show: false } };
+    const vertical = { ...axis, size: (u, values) => Math.max(44, 10 + 7 * Math.max(0, ...(values || []).map((v) => String(v || "").length))), gap: 6, space: 34, ...(this.options.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6] } : {}), values: (u, ticks) => ticks.map((v) => (v === null ? null : format(v))) };
+    const scale = { distr: this.log ? 3 : 1, range: this.log ? undefined : (u, low, high) => this.range(low, high) }, two = this.series.some((q) => q.right);
     return {
-      width: Math.max(200, this.place.clientWidth), height: HEIGHT(), padding: [10, 26, 0, 0],
+      width: Math.max(200, this.place.clientWidth), height: HEIGHT(), padding: [10, two ? 0 : this.x === "time" ? 44 : 26, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: true }, sync: this.options.sync ? { key: this.options.sync } : undefined },
-      scales: { x: { time: false }, y: { distr: this.log ? 3 : 1, range: this.log ? undefined : (u, low, high) => this.range(low, high) } },
+      scales: { x: { time: false }, y: scale, ...(two ? { right: scale } : {}) },
       axes: [
         { ...axis, size: 34, gap: 6, space: 70, values: (u, ticks) => ticks.map((v) => (this.options.xFormat ? this.options.xFormat(v, this.x) : number(v, 6))) },
-        { ...axis, size: (u, values) => Math.max(44, 10 + 7 * Math.max(0, ...(values || []).map((v) => String(v || "").length))), gap: 6, space: 34, ...(this.options.whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6] } : {}), values: (u, ticks) => ticks.map((v) => (v === null ? null : format(v))) },
+        vertical, ...(two ? [{ ...vertical, scale: "right", side: 1, grid: { show: false } }] : []),
       ],
       series: [{ label: this.x, value: (u, v) => (v === null ? "–" : this.options.xFormat ? this.options.xFormat(v, this.x) : number(v, 6)) },
         ...this.series.map((q) => ({
-          label: q.label, stroke: colour(q.colour) + (q.faint ? "59" : ""), width: q.width || 1.8, dash: q.dash, spanGaps: true,
+          label: q.label + (q.right ? " (right)" : ""), scale: q.right ? "right" : "y", stroke: colour(q.colour) + (q.faint ? "59" : ""), width: q.width || 1.8, dash: q.dash, spanGaps: true,
           points: { show: q.points || q.x.length === 1, size: 5, fill: colour(q.colour) }, value: (u, v) => (v === null || v === undefined ? "–" : format(v)),
         }))],
       legend: { markers: { width: 0, fill: (u, i) => u.series[i].stroke(u, i) } },
@@ -122,4 +124,15 @@ export class Chart {
     removeEventListener("themechange", this.onTheme);
     if (this.plot) this.plot.destroy();
   }
+}
+
+// Lines of another magnitude than the first one go to the right axis: those beyond the widest gap, if that is a factor of five or more.
+export function twoAxes(lines) {
+  const size = new Map(lines.map((q) => [q, Math.max(...q.y.filter(Number.isFinite).map(Math.abs), 0)]));
+  const ordered = [...new Set(size.values())].filter((v) => v > 0).sort((a, b) => a - b);
+  let gap = 5, cut = 0;
+  ordered.slice(1).forEach((v, i) => { if (v / ordered[i] >= gap) { gap = v / ordered[i]; cut = v; } });
+  if (!cut) return lines;
+  const first = lines.find((q) => size.get(q) > 0), isHigh = (q) => size.get(q) >= cut;
+  return lines.map((q) => (size.get(q) > 0 && isHigh(q) !== isHigh(first) ? { ...q, right: true } : q));
 }

@@ -18,15 +18,15 @@ export function parallel(node, study, parameters) {
   });
   node.replaceChildren(s("svg", { viewBox: "0 0 " + width + " " + HEIGHT, role: "img", "aria-label": "Parameters and value of each trial; the same numbers are in the table of trials" }, lines, axes.map((a, i) => s("g", {},
     s("line", { x1: x(i), x2: x(i), y1: TOP, y2: HEIGHT - BOTTOM }), s("text", { x: x(i), y: 16, "text-anchor": "middle", class: "name" }, a.name.length > 18 ? a.name.slice(0, 17) + "…" : a.name),
-    a.ticks.map(([label, share]) => s("text", { x: x(i) + (i === axes.length - 1 ? -6 : 6), y: y(share) + 4, "text-anchor": i === axes.length - 1 ? "end" : "start", "paint-order": "stroke", stroke: colour("card"), "stroke-width": 3 }, label))))));
+    a.ticks.map(([label, share]) => s("text", { x: x(i) + (i === axes.length - 1 ? -6 : 6), y: y(share) + 4, "text-anchor": i === axes.length - 1 ? "end" : "start", "paint-order": "stroke", stroke: colour("card"), "stroke-width": 6, "stroke-linejoin": "round" }, label))))));
 }
 
 function axis(name, values, of) {
   const there = values.filter((v) => v !== undefined && v !== null);
   if (there.every((v) => typeof v === "number")) {
     const low = Math.min(...there), high = Math.max(...there), log = low > 0 && high / low >= 20, at = log ? Math.log : (v) => v, a = at(low), b = at(high);
-    const middle = log ? Math.exp((a + b) / 2) : (a + b) / 2;
-    return { name, of, share: (v) => (b > a && v !== undefined && v !== null ? (at(v) - a) / (b - a) : 0.5), ticks: b > a ? [[number(low, 3), 0], [number(middle, 2), 0.5], [number(high, 3), 1]] : [[number(low, 3), 0.5]] };
+    const middle = log ? Math.exp((a + b) / 2) : (a + b) / 2, few = [...new Set(there)].sort((p, q) => p - q);
+    return { name, of, share: (v) => (b > a && v !== undefined && v !== null ? (at(v) - a) / (b - a) : 0.5), ticks: b > a ? (few.length <= 3 ? few.map((v) => [number(v, 3), (at(v) - a) / (b - a)]) : [[number(low, 3), 0], [number(middle, 2), 0.5], [number(high, 3), 1]]) : [[number(low, 3), 0.5]] };
   }
   const names = [...new Set(there.map(String))].sort((p, q) => p.localeCompare(q, "en", { numeric: true }));
   const share = (v) => (names.length > 1 ? Math.max(0, names.indexOf(String(v))) / (names.length - 1) : 0.5);

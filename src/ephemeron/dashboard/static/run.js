@@ -1,13 +1,13 @@
 // One run, live.
 import * as api from "./api.js";
-import { Chart } from "./chart.js";
+import { Chart, twoAxes } from "./chart.js";
 import { ask } from "./dialog.js";
 import { announce, bytes, card, choice, count, h, labels, nothing, number, percent, pill, seconds, setText, title as titled, usd, when, words } from "./dom.js";
 import { Functions } from "./functions.js";
 import { Timeline } from "./timeline.js";
 
 export const title = "Run";
-let axis = "iteration", log = false;
+let axis = "iteration", log = false, metric = "";
 
 export function mount(root, key) {
   let run = null, series = null, version = -1, parts = null, gone = false;
@@ -42,14 +42,21 @@ export function mount(root, key) {
     const others = names.filter((n) => n !== "loss"), regions = series.groups || [];
     if (regions.length) {
       lines.splice(0, lines.length, ...regions.flatMap((g, i) => [{ label: g.name, x: at(g.loss), y: g.loss.smooth || g.loss.value, colour: "c" + i % 8, faint: true, width: 1 }, { label: g.name + ", test", x: at(g.evaluations), y: g.evaluations.metrics.loss || [], colour: "c" + i % 8, points: true }]));
-      parts.metrics.show(regions.flatMap((g, i) => others.map((n, k) => ({ label: g.name + ", test " + n, x: at(g.evaluations), y: g.evaluations.metrics[n] || [], colour: "c" + (i + k * regions.length) % 8, points: true }))), { x: x });
+      measured(regions.flatMap((g, i) => others.map((n, k) => ({ label: g.name + ", test " + n, x: at(g.evaluations), y: g.evaluations.metrics[n] || [], metric: n, colour: "c" + (i + k * regions.length) % 8, points: true }))), x);
     }
     parts.loss.show(lines, { x: x, log: log });
-    if (!regions.length) parts.metrics.show([...others.map((n, i) => ({ label: "test " + n, x: at(e), y: e.metrics[n], colour: "c" + (i + 1) % 8, points: true })), ...Object.entries(series.metrics).map(([n, c], i) => ({ label: n, x: at(c), y: c.smooth || c.value, colour: "c" + (i + others.length + 2) % 8 }))], { x: x });
+    if (!regions.length) measured([...others.map((n, i) => ({ label: "test " + n, metric: n, x: at(e), y: e.metrics[n], colour: "c" + (i + 1) % 8, points: true })), ...Object.entries(series.metrics).map(([n, c], i) => ({ label: n, metric: n, x: at(c), y: c.smooth || c.value, colour: "c" + (i + others.length + 2) % 8 }))], x);
     const limits = [];
     if (run.budget_usd) limits.push({ y: run.budget_usd, label: "budget " + usd(run.budget_usd), colour: "bad", fit: run.cost_usd > run.budget_usd / 4 });
     if (run.predicted && run.predicted.cost_usd) limits.push({ y: run.predicted.cost_usd, label: "predicted " + usd(run.predicted.cost_usd), colour: "soft", fit: true });
     parts.cost.show(!run.is_priced ? [] : [{ label: "cost", x: series.cost.t, y: series.cost.usd, colour: "c0" }], { x: "time", lines: limits });
+  }
+
+  // All metrics, those of another scale on an axis of their own; or the one that is chosen.
+  function measured(lines, x) {
+    const names = [...new Set(lines.map((q) => q.metric))], chosen = names.includes(metric) ? metric : "";
+    parts.choose(names, chosen);
+    parts.metrics.show(twoAxes(lines.filter((q) => !chosen || q.metric === chosen)), { x: x, log: false });
   }
 
   const end = api.follow("run", key, update, () => { root.replaceChildren(nothing("There is no such run (any more).", h("a", { href: "#/runs" }, "All runs"))); });
@@ -74,7 +81,12 @@ function build(root, key, current, redraw) {
   const phases = h("div"), groups = h("div"), notes = h("div"), settings = h("div");
   const axisChoice = choice("Horizontal axis", [["iteration", "Iterations"], ["time", "Time"]], axis, (v) => { axis = v; redraw(); });
   const scale = choice("Vertical axis", [["linear", "Linear"], ["log", "Log"]], log ? "log" : "linear", (v) => { log = v === "log"; redraw(); });
-  const learning = [card("Loss", { tools: [axisChoice, scale] }, loss.node), card("Metrics", {}, metrics.node)];
+  const which = h("select", { "aria-label": "Metric", hidden: true, onchange: () => { metric = which.value; redraw(); } });
+  function choose(names, chosen) {
+    which.hidden = names.length < 2;
+    once(which, [names, chosen], () => [["", "All metrics"], ...names.map((n) => [n, n])].map(([v, n]) => h("option", { value: v, selected: v === chosen }, n)));
+  }
+  const learning = [card("Loss", { tools: [axisChoice, scale] }, loss.node), card("Metrics", { tools: [which] }, metrics.node)];
   root.append(
     h("div", { class: "head" }, heading, state, h("span", { class: "grow" }), stop, under), reading,
     h("div", { class: "stack" }, causes, tiles,
@@ -132,7 +144,7 @@ function build(root, key, current, redraw) {
     share(phases, run); grouped(groups, run); remarks(notes, run); configuration(settings, run);
   }
 
-  return { show, loss, metrics, cost, timeline, functions, destroy: () => [loss, metrics, cost, timeline, functions].forEach((p) => p.destroy()) };
+  return { show, choose, loss, metrics, cost, timeline, functions, destroy: () => [loss, metrics, cost, timeline, functions].forEach((p) => p.destroy()) };
 }
 
 function quotas(run) {

@@ -15,13 +15,13 @@ export function mount(root) {
   const status = h("select", { "aria-label": "Status", onchange: () => { kept.status = status.value; show(); } }, [["", "All states"], ["running", "Running"], ["finished", "Finished"], ["stopped", "Stopped"], ["failed", "Failed"], ["interrupted", "Interrupted"]].map(([v, n]) => h("option", { value: v, selected: v === kept.status }, n)));
   const said = h("span", { class: "soft", role: "status" });
   const table = new Table([
-    { name: "chosen", label: h("span", { class: "unseen" }, "compare"), sort: false, cell: (r) => h("input", { type: "checkbox", "aria-label": "Compare " + r.run_id, checked: chosen.has(r.key), onchange: (e) => pick(r.key, e.target.checked) }) },
-    { name: "run_id", label: "Run", value: (r) => r.run_id, cell: (r) => h("a", { href: "#/run/" + encodeURIComponent(r.key) }, r.run_id, r.trial >= 0 ? h("span", { class: "soft" }, " · trial " + r.trial) : null, labels(r).map((text) => h("span", { class: "soft" }, " " + text))) },
+    { name: "chosen", label: h("span", { class: "unseen" }, "compare"), kind: "tick", sort: false, cell: (r) => h("input", { type: "checkbox", "aria-label": "Compare " + r.run_id, checked: chosen.has(r.key), onchange: (e) => pick(r.key, e.target.checked) }) },
+    { name: "run_id", label: "Run", lead: true, value: (r) => r.run_id, cell: (r) => h("a", { href: "#/run/" + encodeURIComponent(r.key) }, r.run_id, r.trial >= 0 ? h("span", { class: "soft" }, " · trial " + r.trial) : null, labels(r).map((text) => h("span", { class: "soft" }, " " + text))) },
     { name: "status", label: "Status", value: (r) => r.status, cell: (r) => pill(r.status) },
     { name: "platform", label: "Platform", value: (r) => r.platform, cell: (r) => r.platform },
     { name: "kind", label: "Kind", value: (r) => r.kind + " " + r.sync, cell: (r) => [r.kind, r.sync ? h("span", { class: "soft" }, " " + r.sync) : null] },
     { name: "workers", label: "Functions", kind: "n", value: (r) => r.workers, cell: (r) => count(r.workers) },
-    { name: "iterations", label: "Iterations", kind: "n", value: (r) => r.iterations, cell: (r) => count(r.iterations) + (r.planned && r.planned !== r.iterations ? " / " + count(r.planned) : "") },
+    { name: "iterations", label: "Done", kind: "n", value: (r) => r.iterations, cell: (r) => r.kind === "tasks" ? [count(r.iterations), h("span", { class: "soft" }, " tasks")] : count(r.iterations) + (r.planned && r.planned !== r.iterations ? " / " + count(r.planned) : "") },
     { name: "loss", label: "Loss", kind: "n", value: (r) => r.loss, cell: (r) => number(r.loss) },
     { name: "metric", label: "Metric", kind: "n", value: (r) => first(r)[1], cell: (r) => { const [name, v] = first(r); return name ? [h("span", { class: "soft" }, name + " "), number(v)] : "–"; } },
     { name: "seconds", label: "Time", kind: "n", value: (r) => r.seconds, cell: (r) => seconds(r.seconds) },
@@ -33,13 +33,22 @@ export function mount(root) {
   const quantity = h("select", { "aria-label": "Quantity", onchange: () => { kept.quantity = quantity.value; draw(); } });
   const compare = card("Compare", { tools: [quantity, choice("Horizontal axis", [["iteration", "Iterations"], ["time", "Time"]], kept.x, (x) => { kept.x = x; draw(); }), h("button", { type: "button", class: "small", onclick: () => { chosen.clear(); refresh(); } }, "Clear")] }, chart.node);
   compare.hidden = true;
+  const reading = h("p", { class: "note", role: "status" }, "Reading the curves…");
+  compare.insertBefore(reading, chart.node);
   const list = h("div", { class: "card" }, table.node);
   root.append(h("div", { class: "head" }, h("h1", {}, "Runs"), said), h("div", { class: "tools" }, search, status, h("span", { class: "grow" }), h("span", { class: "note" }, "Tick runs to compare their curves")), h("div", { class: "stack" }, compare, list, empty));
 
-  function pick(key, is) {
+  async function pick(key, is) {
     if (!is) chosen.delete(key);
     else { const used = new Set(chosen.values()); let place = 0; while (used.has(place)) place++; chosen.set(key, place); }
-    refresh();
+    for (const known of table.nodes.values()) known.signature = "";
+    show(); draw();
+    if (!is || curves.has(key)) return;
+    reading.hidden = false;  // at once: `load` waits between its readings
+    const found = await api.get("run/series", { key: key, points: 800 }).catch(() => null);
+    if (found && chosen.has(key)) curves.set(key, found);
+    draw();
+    if (found && found.share_read < 1) load();
   }
 
   function refresh() { for (const known of table.nodes.values()) known.signature = ""; show(); load(); }
@@ -62,7 +71,8 @@ export function mount(root) {
 
   function draw() {
     const on = [...curves].filter(([key]) => chosen.has(key));
-    compare.hidden = !on.length;
+    compare.hidden = !chosen.size;
+    reading.hidden = on.length === chosen.size; chart.node.hidden = !on.length;
     if (!on.length) return;
     const options = ["loss", ...new Set(on.flatMap(([, q]) => [...Object.keys(q.metrics).map((m) => "batch " + m), ...Object.keys(q.evaluations.metrics).map((m) => "test " + m)])), "cost"];
     if (!options.includes(kept.quantity)) kept.quantity = "loss";

@@ -14,7 +14,7 @@ export function mount(root) {
   function part(s) {
     const state = h("span"), problem = h("p", { class: "bad" });
     const table = new Table([
-      { name: "flow", label: "Flow", value: (f) => f.flow, cell: (f) => [f.flow, h("span", { class: "soft" }, " v" + f.version)] },
+      { name: "flow", label: "Flow", lead: true, value: (f) => f.flow, cell: (f) => [f.flow, h("span", { class: "soft" }, " v" + f.version)] },
       { name: "state", label: "State", value: (f) => f.state, cell: (f) => pill(f.state === "accessed" ? "running" : f.state) },
       ...[["samples", "Samples"], ["readers", "Readers"], ["shards", "Shards"], ["loaders", "Loaders"], ["loaded", "Loaded"], ["hits", "Found in cache"], ["skipped", "Skipped"]].map(([n, l]) => ({ name: n, label: l, kind: "n", value: (f) => f[n], cell: (f) => count(f[n]) })),
       { name: "rate", label: "Hit rate", kind: "n", value: (f) => f.hits / (f.hits + f.loaded), cell: (f) => percent(f.hits / (f.hits + f.loaded)) },

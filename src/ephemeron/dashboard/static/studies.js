@@ -7,7 +7,7 @@ export const title = "Studies";
 
 export function mount(root) {
   const table = new Table([
-    { name: "name", label: "Study", value: (r) => r.name, cell: (r) => h("a", { href: "#/study/" + encodeURIComponent(r.key) }, r.name) },
+    { name: "name", label: "Study", lead: true, value: (r) => r.name, cell: (r) => h("a", { href: "#/study/" + encodeURIComponent(r.key) }, r.name) },
     { name: "state", label: "State", value: (r) => r.state, cell: (r) => pill(r.state || "unknown") },
     { name: "metric", label: "Metric", value: (r) => r.metric, cell: (r) => (r.metric || "") + (r.mode ? " (" + r.mode + ")" : "") },
     { name: "sampler", label: "Search", value: (r) => r.sampler, cell: (r) => [r.sampler, r.pruner && r.pruner !== "none" ? r.pruner : ""].filter(Boolean).join(", ") },

@@ -13,7 +13,7 @@ export function mount(root, key) {
   let study = null, curves = [], table = null, names = "";
   const heading = h("h1"), state = h("span"), under = h("div", { class: "under" }), tiles = h("dl", { class: "tiles" }), notes = h("div"), place = h("div"), picture = h("div", { class: "parallel" });
   const chart = new Chart({ label: "Trials over iterations", empty: "No trial has been evaluated yet." });
-  root.append(h("div", { class: "head" }, heading, state, under), h("div", { class: "stack" }, tiles, notes, h("div", { class: "columns wide" }, card("Curves", { note: "each trial's evaluations; the best one in colour" }, chart.node), card("Parameters and value", { note: "one line for each trial; the stronger, the better" }, picture)), card("Trials", {}, place)));
+  root.append(h("div", { class: "head" }, heading, state, under), h("div", { class: "stack" }, tiles, notes, h("div", { class: "columns wide" }, card("Curves", { note: "each trial's evaluations; the best one is the thickest" }, chart.node), card("Parameters and value", { note: "one line for each trial; the stronger, the better" }, picture)), card("Trials", {}, place)));
 
   const load = api.throttled(async () => { curves = (await api.get("study/curves", { key: key })).curves; draw(); }, 2500);
 

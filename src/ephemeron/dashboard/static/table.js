@@ -1,14 +1,14 @@
 // A table that sorts by its headings and keeps its rows when values change.
 import { h } from "./dom.js";
 
-// columns: {name, label, value(row) for sorting, cell(row) -> node or text, kind: "n" | "" | "wrap", sort: false}
+// columns: {name, label, value(row) for sorting, cell(row) -> node or text, kind: "n" | "" | "wrap" | "tick", lead: names the row, sort: false}
 export class Table {
   constructor(columns, { key, sort = null, descending = false, onrow = null, caption = "", tall = false, rowclass = null }) {
     this.columns = columns; this.key = key; this.onrow = onrow; this.rowclass = rowclass;
     this.sorted = sort; this.descending = descending; this.rows = []; this.nodes = new Map();
     this.heads = columns.map((c) => h("th", { class: c.kind === "n" ? "n" : "", scope: "col" }, c.sort === false ? c.label : h("button", { type: "button", onclick: () => this.sortBy(c.name) }, c.label)));
-    this.body = h("tbody");
-    this.table = h("table", {}, caption ? h("caption", { class: "unseen" }, caption) : null, h("thead", {}, h("tr", {}, this.heads)), this.body);
+    this.body = h("tbody"); this.names = this.heads.map((head) => head.textContent);
+    this.table = h("table", { class: "rows" }, caption ? h("caption", { class: "unseen" }, caption) : null, h("thead", {}, h("tr", {}, this.heads)), this.body);
     this.node = h("div", { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": caption }, this.table);
     this.mark();
   }
@@ -39,7 +39,7 @@ export class Table {
       if (!known) { known = { node: h("tr", this.onrow ? { class: "link" } : {}), signature: "" }; this.nodes.set(key, known); }
       if (known.signature !== signature) {
         known.signature = signature;
-        known.node.replaceChildren(...this.columns.map((c) => h("td", { class: c.kind || "" }, c.cell(row))));
+        known.node.replaceChildren(...this.columns.map((c, i) => h("td", { class: (c.kind || "") + (c.lead ? " lead" : ""), dataset: { label: this.names[i] } }, c.cell(row))));
         if (this.onrow) known.node.onclick = (e) => { if (!e.target.closest("a, button, input, label")) this.onrow(row); };
       }
       if (this.rowclass) known.node.className = (this.onrow ? "link " : "") + this.rowclass(row);

@@ -1,7 +1,7 @@
 // Executors of tasks: depth of the queue and functions.
 import * as api from "./api.js";
 import { Chart } from "./chart.js";
-import { card, count, h, nothing, number, pill, seconds } from "./dom.js";
+import { card, count, h, nothing, pill, seconds, usd } from "./dom.js";
 import { Table } from "./table.js";
 
 export const title = "Tasks";
@@ -9,27 +9,32 @@ export const title = "Tasks";
 export function mount(root) {
   const body = h("div", { class: "stack" }), parts = new Map();
   root.append(h("div", { class: "head" }, h("h1", {}, "Tasks")), body);
-  const empty = nothing("No tasks are running.", h("span", {}, "Functions over many items appear here while they run: ", h("code", {}, "ephemeron map"), " or ", h("code", {}, "FunctionExecutor"), ". Those that end well remove their folder."));
+  const empty = nothing("No tasks have run.", h("span", {}, "Functions over many items appear here: ", h("code", {}, "ephemeron map"), ", ", h("code", {}, "ephemeron linalg"), " or ", h("code", {}, "FunctionExecutor"), "."));
 
   function part(t) {
-    const state = h("span"), tiles = h("dl", { class: "tiles" }), about = h("p", { class: "note" });
+    const state = h("span"), tiles = h("dl", { class: "tiles" }), about = h("p", { class: "note" }), causes = h("div");
     const chart = new Chart({ label: "Depth of the queue", empty: "Measured while this page is open.", xFormat: (v) => new Date(v * 1000).toTimeString().slice(0, 8), y: count, zero: true, whole: true });
     const table = new Table([
-      { name: "rank", label: "Executor", kind: "n", value: (f) => f.rank, cell: (f) => f.rank },
-      { name: "status", label: "Status", value: (f) => f.status, cell: (f) => pill(f.status === "ok" ? "finished" : f.status === "unknown" ? "no end recorded" : f.status === "running" ? "running" : "failed") },
+      { name: "rank", label: "Function", kind: "n", value: (f) => f.rank, cell: (f) => f.rank },
+      { name: "status", label: "Status", value: (f) => f.status, cell: (f) => pill(f.status === "ok" ? "finished" : f.status === "unknown" ? "no end recorded" : ["running", "cancelled"].includes(f.status) ? f.status : "failed") },
       { name: "outcome", label: "How", value: (f) => f.outcome, cell: (f) => f.outcome || f.error },
       { name: "start", label: "From", kind: "n", value: (f) => f.start, cell: (f) => seconds(f.start) },
       { name: "ran", label: "Ran for", kind: "n", value: (f) => f.end - f.start, cell: (f) => (f.status === "running" ? "–" : seconds(f.end - f.start)) },
       { name: "memory_mb", label: "Memory", kind: "n", value: (f) => f.memory_mb, cell: (f) => (f.memory_mb ? count(f.memory_mb) + " MB" : "–") },
-    ], { key: (f) => f.invocation, sort: "rank", caption: "Executors", tall: true });
-    const node = card(t.run, { tools: [state] }, h("div", { class: "stack" }, tiles, about, chart.node, table.node));
+    ], { key: (f) => f.invocation, sort: "rank", caption: "Functions of " + t.run, tall: true });
+    const node = card(t.run, { note: t.name, tools: [state, h("a", { href: "#/run/" + encodeURIComponent(t.key) }, "Run")] }, h("div", { class: "stack" }, causes, tiles, about, chart.node, table.node));
     return { node, chart, show(d) {
-      state.replaceChildren(pill(d.running ? "running" : "interrupted"));
-      const q = d.depth, one = (label, value, sub) => h("div", {}, h("dt", {}, label), h("dd", {}, value), h("dd", { class: "sub" }, sub || ""));
-      tiles.replaceChildren(one("Waiting tasks", q ? count(q.ready) : "–", q && q.closed ? "no more will come" : ""), one("Leased tasks", q ? count(q.leased) : "–"), one("Executors", count(d.executors), count(d.invocations) + " invocations"), one("Ended badly", count(d.failed)), one("Billed", number(d.gb_seconds || null, 4), "GB-s, of those that have ended"));
-      about.textContent = q ? "" : "The queue is in " + (d.channel || "a channel elsewhere") + ", so its depth is not known here.";
-      about.hidden = !!q; chart.node.hidden = !d.history;
-      if (d.history) { const [t0, ready, leased, executors] = d.history; chart.show([{ label: "waiting", x: t0, y: ready, colour: "c4" }, { label: "leased", x: t0, y: leased, colour: "c0" }, { label: "executors", x: t0, y: executors, colour: "c2" }], { x: "time" }); }
+      state.replaceChildren(pill(d.status));
+      causes.replaceChildren(d.causes.length ? h("div", { class: "causes", role: "alert" }, h("pre", {}, d.causes.join("\n"))) : "");
+      const q = d.depth, r = d.result, one = (label, value, sub) => h("div", {}, h("dt", {}, label), h("dd", {}, value), h("dd", { class: "sub" }, sub || ""));
+      const work = d.is_running || q
+        ? [one("Waiting tasks", q ? count(q.ready) : "–", q && q.closed ? "no more will come" : ""), one("Leased tasks", q ? count(q.leased) : "–")]
+        : [one("Tasks", count(r.tasks), r.tasks === null ? "only its client knew" : ""), one("Without a result", count(r.failed === null ? null : r.failed + r.cancelled), [r.failed && count(r.failed) + " failed", r.cancelled && count(r.cancelled) + " cancelled"].filter(Boolean).join(", "))];
+      tiles.replaceChildren(...work, one("Functions", count(d.is_running ? d.executors : d.invocations), d.is_running ? count(d.invocations) + " invocations" : d.failed ? count(d.failed) + " ended badly" : "all ended well"),
+        one("Cost", usd(d.cost_usd), d.cost_usd === null ? "no prices" : d.budget_usd ? "of " + usd(d.budget_usd) : count(d.gb_seconds) + " GB-s"), one("Time", seconds(d.seconds)));
+      about.textContent = d.is_running && !q ? "The queue is in " + (d.channel || "a channel elsewhere") + ", so its depth is not known here." : "";
+      about.hidden = !about.textContent; chart.node.hidden = !d.history;
+      if (d.history) { const [t0, ready, leased, executors] = d.history; chart.show([{ label: "waiting", x: t0, y: ready, colour: "c4" }, { label: "leased", x: t0, y: leased, colour: "c0" }, { label: "functions", x: t0, y: executors, colour: "c2" }], { x: "time" }); }
       table.show(d.functions);
     } };
   }

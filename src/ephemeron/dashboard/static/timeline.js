@@ -158,7 +158,8 @@ export class Timeline {
     for (let i = Math.ceil(this.from / step); i * step <= this.to; i++) {
       const x = Math.round(this.x(i * step)) + 0.5;
       c.beginPath(); c.moveTo(x, TOP); c.lineTo(x, bottom + 4); c.stroke();
-      c.fillText(clock(i * step, step), x, bottom + 17);
+      const label = clock(i * step, step);
+      c.fillText(label, Math.min(x, this.width - c.measureText(label).width / 2), bottom + 17);
     }
   }
 

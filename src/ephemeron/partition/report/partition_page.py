@@ -16,7 +16,7 @@ from ephemeron.partition.report.gantt import gantt
 from ephemeron.partition.report.operators import MOST, operators_svg
 from ephemeron.partition.schedule_simulator.schedule import Replay
 from ephemeron.partition.serialization.documents import graph_to_json, plan_to_json, topology_to_json
-from ephemeron.rendering.page import card, document, header, table, tiled
+from ephemeron.rendering.page import card, document, header, scrolled, table, tiled
 from ephemeron.rendering.svg import el
 from ephemeron.units import exact_seconds, human_bytes, human_count
 
@@ -64,7 +64,7 @@ def page(graph: Graph, summary: PlacementSummary, done: Replay) -> str:
         _tiles(summary),
         card(
             "One simulated iteration",
-            el("div", _picture(graph, summary, done), class_="scroll"),
+            scrolled(_picture(graph, summary, done)),
             "Devices in the order of the pipeline, then links; numbers are micro-batches. Hover for names, bytes and times."
             if pipeline
             else "Devices, then links. Hover for names, bytes and times.",
@@ -85,7 +85,7 @@ def page(graph: Graph, summary: PlacementSummary, done: Replay) -> str:
     parts.append(
         card(
             "Operators by device",
-            operators_svg(graph, p.placement, devices),
+            scrolled(operators_svg(graph, p.placement, devices)),
             "Operators of one module on one device are one box; without known modules, operators of similar depth are." if many else "",
         )
     )

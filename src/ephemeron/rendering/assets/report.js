@@ -57,7 +57,7 @@
     pick.setAttribute("width", (b - a) / span * width);
     return [a, b - a];
   }
-  picture.addEventListener("pointerdown", (e) => { if (e.button === 0) began = timeAt(e); });
+  picture.addEventListener("pointerdown", (e) => { if (e.button === 0 && e.pointerType !== "touch") began = timeAt(e); });
   picture.addEventListener("pointermove", (e) => { if (began !== null) mark(e); });
   window.addEventListener("pointerup", (e) => {
     if (began === null) return;

@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from markupsafe import Markup
 
-from ephemeron.rendering.page import card, document, header, items, legend, side_by_side, table, tiled
+from ephemeron.rendering.page import card, document, header, items, legend, scrolled, side_by_side, table, tiled
 from ephemeron.rendering.palette import PHASE_COLOURS
 from ephemeron.rendering.svg import Scale, el, joined, path, text
 from ephemeron.training.planner import vm_baseline
@@ -77,7 +77,7 @@ def html(plan: Plan) -> str:
 def picture(plan: Plan) -> Markup:
     """Legend and picture of time and cost."""
     s = scatter(plan)
-    return _legend(s) + _picture(s)
+    return _legend(s) + scrolled(_picture(s))
 
 
 def _header(plan: Plan, name: str) -> Markup:
@@ -248,8 +248,8 @@ def _phases(p: Predicted) -> Markup:
     for phase, seconds in p.phases_s.items():
         style = phase if phase in PHASE_COLOURS else "wait"
         share = f"{seconds / p.seconds:.0%}" if p.seconds else ""
-        rows.append([phase, _bar(seconds / longest, style), quantity(seconds, "s"), share])
-    return table(["", "", "seconds", "share"], rows, words=2)
+        rows.append([phase, quantity(seconds, "s"), share, _bar(seconds / longest, style)])
+    return table(["", "seconds", "share", ""], rows)
 
 
 def _costs(p: Predicted) -> Markup:

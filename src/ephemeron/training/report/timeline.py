@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from markupsafe import Markup
 
 from ephemeron.events import FaultFired
-from ephemeron.rendering.page import legend, render
+from ephemeron.rendering.page import legend, render, scrolled
 from ephemeron.rendering.palette import MARKS
 from ephemeron.rendering.svg import Scale, el, joined, nothing, num, text, time_ticks
 from ephemeron.training.report.headline import Headline
@@ -79,7 +79,7 @@ def timeline(story: RunSummary, figures: Headline) -> Markup:
         data_width=INNER,
         data_floor=floor,
     )
-    return _legend(story) + render("zoom_controls.html") + picture
+    return _legend(story) + render("zoom_controls.html") + scrolled(picture)
 
 
 def caption(story: RunSummary) -> str:
