@@ -12,6 +12,7 @@ function that is tried again has run before, maybe to its end: what it does outs
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import io
 import logging
 import threading
@@ -42,12 +43,16 @@ from ephemeron.functions.tasks.model import TaskResult, TaskSpec
 from ephemeron.functions.world import Simulation
 from ephemeron.prices import Prices, load_prices
 from ephemeron.runs import folders
+from ephemeron.runs.folders import PROGRESS_FILE, RunFolder
 from ephemeron.runs.labels import check_labels
 from ephemeron.runs.lock import hold
 from ephemeron.runs.stop_requests import stop_requested
 from ephemeron.units import human_count
 
 _log = logging.getLogger(__name__)
+
+_TOLD_EVERY_S = 1.0
+"""Interval at which other clients see how far it is."""
 
 
 class FunctionExecutor(concurrent.futures.Executor):
@@ -148,6 +153,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             self._folder, key = known[0], known[0].signing_key()
         self._progress = ProgressBar(progress)
         self._rate: Callable[[], str] | None = None
+        self._told_at = 0.0
         """Of the latest graph, for the progress bar."""
         self._session = Session(
             self._run,
@@ -484,6 +490,10 @@ class FunctionExecutor(concurrent.futures.Executor):
     def _show(self) -> None:
         s, rate = self._session, self._rate
         self._progress.show(s.settled, s.total, s.bill().cost_usd, functions=s.functions, note="" if rate is None else rate())
+        if (now := time.monotonic()) - self._told_at >= _TOLD_EVERY_S and self.folder.is_dir():
+            self._told_at = now
+            with contextlib.suppress(OSError):  # other clients see less of it, and nothing else depends on it
+                RunFolder(self.folder).write(PROGRESS_FILE, {"tasks": s.settled, "of": s.total})
 
 
 def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool) -> Iterator[Any]:

@@ -33,6 +33,8 @@ from ephemeron.events import Event, RunStarted, from_json
 
 KEY_FILE = "signing.key"
 RUN_FILE, RESULT_FILE = "run.json", "result.json"
+PROGRESS_FILE = "progress.json"
+"""Tasks of an executor that are over, and all of them, as its client writes it while it runs."""
 PLAN_FILE, PROFILE_FILE = "plan.json", "profile.json"
 GROUPS = "groups"
 """Folder of the regions of a run, and the platform of its header in earlier releases."""

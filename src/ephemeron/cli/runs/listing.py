@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import textwrap
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import click
 from rich.table import Table
 
 from ephemeron.cli.terminal import make_console
 from ephemeron.config.typed import plain
-from ephemeron.events import PHASES
+from ephemeron.events import PHASES, Progress
 from ephemeron.runs import detached, folders
-from ephemeron.runs.folders import RunFolder
-from ephemeron.runs.header import read_header
+from ephemeron.runs.cost import CostMeter, latest_metrics
+from ephemeron.runs.folders import PROGRESS_FILE, RESULT_FILE, RunFolder, events_of
+from ephemeron.runs.header import RunHeader, read_header
 from ephemeron.runs.labels import has_labels
 from ephemeron.runs.status import status_of
 from ephemeron.runs.summary import read_summary
@@ -36,6 +39,12 @@ class RunRow:
     job: str | None = None
     workers: int | None = None
     iterations: int | None = None
+    """That all functions have done."""
+    iterations_planned: int | None = None
+    tasks: int | None = None
+    """Of an executor: with a result; while it runs: over."""
+    tasks_planned: int | None = None
+    """That it has been given until now."""
     invocations: int | None = None
     seconds: float | None = None
     cost_usd: float | None = None
@@ -43,6 +52,10 @@ class RunRow:
     """Of the functions that drive it, beside that; None: a client drives it."""
     accuracy: float | None = None
     test_loss: float | None = None
+    loss: float | None = None
+    """Training loss of a run that runs."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """Of the last evaluation; where there was none, those that the program has logged last."""
     labels: Mapping[str, str] = field(default_factory=dict)
     folder: str
 
@@ -61,9 +74,59 @@ def _row(folder: RunFolder) -> RunRow:
             row = replace(row, driving_usd=driving.cost_usd)
     if ended is not None:
         row = replace(row, seconds=ended.seconds, cost_usd=ended.cost_usd, invocations=ended.invocations)
+    if run is not None and row.status == "running":
+        return _running(row, folder, run)
     if result is not None:
-        row = replace(row, iterations=result.iterations, accuracy=result.metrics.get("accuracy"), test_loss=result.metrics.get("loss"))
+        row = replace(row, iterations=result.iterations, **_measured(result.metrics))
+    elif ended is not None:
+        row = replace(row, tasks=_number(folder, RESULT_FILE, "tasks"))
     return row
+
+
+def _measured(metrics: Mapping[str, float | None]) -> dict[str, Any]:
+    return {"accuracy": metrics.get("accuracy"), "test_loss": metrics.get("loss"), "metrics": metrics}
+
+
+def _running(row: RunRow, folder: RunFolder, run: RunHeader) -> RunRow:
+    """The row of a run from its events, in place of a result, which an earlier launch may have left."""
+    meter, logged = CostMeter(run.prices, servers=run.servers), {}
+    for event in events_of(folder) if folder.events.exists() else ():
+        meter.feed(event)
+        if isinstance(event, Progress) and event.metrics:
+            logged = event.metrics
+    now = meter.ended_at if run.platform == "simulated" or not run.started_at else max(meter.ended_at, time.time() - run.started_at)
+    metrics = latest_metrics(meter) if meter.evaluations else meter.measured[max(meter.measured)] if meter.measured else logged
+    return replace(
+        row,
+        workers=meter.members.workers or row.workers,
+        iterations=meter.finished() if meter.members.iterations else None,
+        iterations_planned=meter.members.iterations or None,
+        tasks=_number(folder, PROGRESS_FILE, "tasks"),
+        tasks_planned=_number(folder, PROGRESS_FILE, "of"),
+        seconds=now,
+        cost_usd=meter.cost_usd(now),
+        invocations=meter.invocations,
+        loss=meter.loss if meter.losses else None,
+        **_measured(metrics),
+    )
+
+
+def _number(folder: RunFolder, file: str, key: str) -> int | None:
+    found = (folder.read(file) or {}).get(key)
+    return found if isinstance(found, int) else None
+
+
+def _done(row: RunRow) -> str:
+    """How far it is: iterations or tasks, of all while it runs."""
+    if row.tasks is not None:
+        return f"{row.tasks:,}{f'/{row.tasks_planned:,}' if row.tasks_planned else ''} tasks"
+    of = f"/{row.iterations_planned:,}" if row.iterations_planned else ""
+    return "" if row.iterations is None else f"{row.iterations:,}{of}"
+
+
+def _own_metric(row: RunRow) -> str:
+    """The first metric beside the loss, with its name."""
+    return next((f"{name} {human_metric(value)}" for name, value in row.metrics.items() if name != "loss" and value is not None), "")
 
 
 def print_runs(labels: Mapping[str, str], *, as_json: bool) -> None:
@@ -74,7 +137,7 @@ def print_runs(labels: Mapping[str, str], *, as_json: bool) -> None:
             click.echo(json.dumps(plain(row)))
         return
     have_labels = any(row.labels for row in found)
-    names = ("run", "kind", "status", "platform", "workers", "iterations", "time", "cost", "test loss", "accuracy")
+    names = ("run", "kind", "status", "platform", "workers", "done", "time", "cost", "loss", "metric")
     table = Table(*names, *(["labels"] if have_labels else []), box=None, pad_edge=False)
     for row in found:
         table.add_row(
@@ -83,11 +146,11 @@ def print_runs(labels: Mapping[str, str], *, as_json: bool) -> None:
             row.status,
             row.platform or "",
             str(row.workers or ""),
-            str(row.iterations or ""),
+            _done(row),
             human_seconds(row.seconds) if row.seconds is not None else "",
             human_usd(row.cost_usd) if row.cost_usd is not None else "",
-            human_metric(row.test_loss) if row.test_loss is not None else "",
-            human_metric(row.accuracy) if row.accuracy is not None else "",
+            next((human_metric(loss) for loss in (row.test_loss, row.loss) if loss is not None), ""),
+            _own_metric(row),
             *([" ".join(f"{name}={value}" for name, value in row.labels.items())] if have_labels else []),
         )
     if not found:

@@ -16,7 +16,7 @@ from ephemeron.cli.runs.commands import detach_option, show_detached
 from ephemeron.cli.terminal import make_console
 from ephemeron.cli.training.sparse_plan import say
 from ephemeron.errors import UserError
-from ephemeron.units import human_metric
+from ephemeron.units import human_metric, human_usd
 
 if TYPE_CHECKING:
     from ephemeron.tuning.folder import StudyStatus, TrialRecord
@@ -115,7 +115,7 @@ class _on_trial:
 
 def _show(study: Study, result: StudyResult, *, as_json: bool) -> None:
     from ephemeron.tuning.results import parameters_text
-    from ephemeron.units import duration, human_usd
+    from ephemeron.units import duration
 
     status, best = result.status, result.best
     if as_json:
@@ -149,7 +149,7 @@ def _table(status: StudyStatus) -> None:
 
     trials = ranked(status)
     table = Table(
-        "trial", status.metric, *(k.removeprefix("run.") for k in status.parameters), "s", "USD", "predicted", "", box=None, pad_edge=False
+        "trial", status.metric, *(k.removeprefix("run.") for k in status.parameters), "s", "cost", "predicted", "", box=None, pad_edge=False
     )
     for t in trials[:SHOWN]:
         values = [t.parameters.get(k, "") for k in status.parameters]
@@ -158,8 +158,8 @@ def _table(status: StudyStatus) -> None:
             "" if t.value is None else human_metric(t.value),
             *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values),
             f"{t.seconds:.1f}" if t.started else "",
-            f"{t.cost_usd:.4g}" if t.started else "",
-            "" if t.predicted_usd is None else f"{t.predicted_usd:.4g}",
+            human_usd(t.cost_usd) if t.started else "",
+            "" if t.predicted_usd is None else human_usd(t.predicted_usd),
             "" if t.state == "finished" else t.reason or t.state,
             style="bold" if t.number == status.best else None,
         )
