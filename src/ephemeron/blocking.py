@@ -46,6 +46,26 @@ Runner = Callable[[Coroutine[Any, Any, Any]], Any]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class HandledInterrupts:
+    """Whether a coroutine has handled an interrupt itself, in place of ending by it."""
+
+    happened = False
+
+
+_handled: contextvars.ContextVar[HandledInterrupts | None] = contextvars.ContextVar("handled interrupts", default=None)
+
+
+@contextlib.contextmanager
+def handled_interrupts() -> Iterator[HandledInterrupts]:
+    """Inside, notes interrupts that coroutines handle, so that the caller can raise them when what was stopped has ended well."""
+    found = HandledInterrupts()
+    before = _handled.set(found)
+    try:
+        yield found
+    finally:
+        _handled.reset(before)
+
+
 class Interrupts:
     """Signal handling of a coroutine: Ctrl-C and SIGTERM cancel it, unless it handles them itself for a while."""
 
@@ -59,12 +79,19 @@ class Interrupts:
         """Calls `callback` on the loop for each interrupt, instead of cancelling the coroutine."""
         loop = asyncio.get_running_loop()
         added = []
-        self._callback = callback
+        noted = _handled.get()
+
+        def handle() -> None:
+            if noted is not None:
+                noted.happened = True
+            callback()
+
+        self._callback = handle
         try:
             for number in _SIGNALS:
                 # Not the main thread, or a loop without signals: then they come by `fire`, or are the caller's affair.
                 with contextlib.suppress(RuntimeError, ValueError, NotImplementedError):
-                    loop.add_signal_handler(number, callback)
+                    loop.add_signal_handler(number, handle)
                     added.append(number)
             yield
         finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from ephemeron.cli.main import main
+from ephemeron.cli.progress import Display
 from ephemeron.events import Ended, Invoked, Measured, Progress, RunStarted, to_json
 from ephemeron.prices import Prices
 from ephemeron.runs.folders import PROGRESS_FILE, RunFolder
@@ -64,6 +68,20 @@ def test_metrics_that_functions_have_merged_are_those_of_the_run(home):
     folder = make(home, [START, merged], kind="training", name="f")
     with driving(folder):
         assert "f1 0.7500" in listed()
+
+
+def test_what_was_before_a_resume_counts_and_is_not_shown():
+    lines, begun = io.StringIO(), replace(START, wall_time=1000.0)
+    display = Display(Console(file=lines, width=200), since=2000.0)
+    measured = [
+        Measured(t=t, rank=0, attempt=0, iteration=i, epoch=1, metrics={"f1": f1}) for t, i, f1 in ((5.0, 3, 0.25), (1005.0, 9, 0.75))
+    ]
+    for event in (begun, measured[0], replace(begun, t=1001.0, wall_time=2001.0), measured[1]):
+        display.on_event(event)
+    assert lines.getvalue().count("run r") == 1
+    assert "run r resumed" in lines.getvalue()
+    assert "0.75" in lines.getvalue()
+    assert "0.25" not in lines.getvalue()
 
 
 def test_a_running_executor_shows_its_tasks(home):

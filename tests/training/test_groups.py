@@ -204,7 +204,7 @@ def test_local_groups_train_as_simulated_ones_and_are_stopped_and_resumed_togeth
 
     job = make_job(epochs=3, model=gate.model(12))
     how = configure(job, checkpoint_every=4, **LOCAL)
-    stopped = train(job, how, on_event=interrupt)
+    stopped = train(job, how, on_event=interrupt, quiet_interrupt=True)
     gate.open()
     assert stopped.summary.status == "stopped"
     assert {read_result(place).status for place in members_of(stopped.folder)} == {"stopped"}

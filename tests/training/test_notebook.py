@@ -54,14 +54,16 @@ SHOWN = "result = ephemeron.train(Line, workers=2, aggregators=1, batch_size=8, 
 def test_jobs_of_files_and_classes_of_cells_train_on_local_functions(home: Path) -> None:
     """The one shows a table of its metrics, the other its progress."""
     pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
-    texts = (LOAD, TRAIN, "result.metrics", DEFINE, SHOWN, "result.model()")
+    texts = (LOAD, TRAIN, "result.metrics", DEFINE, SHOWN, "result.model()", "attached = ephemeron.attach('last')")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
     resources = {"metadata": {"path": str(EXAMPLES)}}
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
-    _, of_job, table, _, trained, shown = (cell.outputs for cell in notebook.cells)
+    _, of_job, table, _, trained, shown, attached = (cell.outputs for cell in notebook.cells)
     printed = "".join(output.text for output in of_job if output.output_type == "stream" and output.name == "stdout")
     assert "finished 12 " in printed
     assert "<table" in table[-1].data["text/html"]
+    (again,) = [output.data for output in attached if output.output_type == "display_data"]
+    assert "iteration 6 of 6" in again["text/plain"], "attach shows what train does"
     (progress,) = [output.data for output in trained if output.output_type == "display_data"]
     assert ": finished" in progress["text/plain"]
     assert "iteration 6 of 6" in progress["text/plain"]

@@ -52,9 +52,17 @@ def test_ctrl_c_stops_a_local_run_at_a_checkpoint_and_it_is_resumed():
             sent.append(event)
             os.kill(os.getpid(), signal.SIGINT)
 
-    stopped = in_a_running_loop(lambda: test_one_driver.start(slow=True, on_event=interrupt))
+    def interrupt_later(event):
+        if isinstance(event, Progress) and event.iteration == 8 and not sent:
+            sent.append(event)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match=r"at a checkpoint by an interrupt; go on with: ephemeron\.resume"):
+        in_a_running_loop(lambda: test_one_driver.start(slow=True, on_event=interrupt))
+    sent.clear()
+    stopped = in_a_running_loop(lambda: resume("last", keep_code=True, on_event=interrupt_later, quiet_interrupt=True))
     assert stopped.summary.status == "stopped"
-    assert 4 < stopped.summary.iterations < 48
+    assert 8 < stopped.summary.iterations < 48
     with pytest.raises(UserError, match="not running"):
         in_a_running_loop(lambda: attach("last"))
     result = in_a_running_loop(lambda: resume("last", keep_code=True))
@@ -77,6 +85,19 @@ def test_what_handles_no_interrupt_is_cancelled_by_it():
         with pytest.raises(KeyboardInterrupt):
             way(lambda: blocking.run(lambda _: forever()))
     assert ended == ["tidied up"] * 2
+
+
+def test_an_interrupt_that_is_handled_is_noted_for_the_caller():
+    async def stops(interrupts):
+        stopped = asyncio.Event()
+        with interrupts.handled(stopped.set):
+            os.kill(os.getpid(), signal.SIGINT)
+            await stopped.wait()
+
+    for way in (in_a_running_loop, lambda call: call()):
+        with blocking.handled_interrupts() as noted:
+            way(lambda: blocking.run(stops))
+        assert noted.happened
 
 
 def test_what_is_raised_there_is_raised_here():

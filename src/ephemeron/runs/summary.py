@@ -59,6 +59,22 @@ class RunResult:
             raise RunFailed(self.folder.run_id, self.causes, result=self)
         return self
 
+    def returned(self, *, check: bool, interrupted: bool) -> Self:
+        """This result, for a caller in Python.
+
+        Args:
+            check: raise an error if the run failed.
+            interrupted: the caller was interrupted, which has stopped the run.
+
+        Raises:
+            RunFailed: see `check`.
+            KeyboardInterrupt: the run was stopped by the interrupt, so that what needs its end does not go on.
+        """
+        if interrupted and self.summary.status == "stopped":
+            run = self.folder.run_id
+            raise KeyboardInterrupt(f"run {run} was stopped at a checkpoint by an interrupt; go on with: ephemeron.resume({run!r})")
+        return self.raise_if_failed() if check else self
+
 
 def write_summary(folder: RunFolder, summary: RunSummary) -> None:
     """Replaces `result.json` as a whole."""

@@ -14,7 +14,7 @@ from ephemeron import blocking
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event, RunEnded
 from ephemeron.functions.jsonl import EventsReplaced, follow
-from ephemeron.runs import detached, folders, run_platform
+from ephemeron.runs import detached, folders, notebook, run_platform
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader, open_header
 from ephemeron.runs.kinds import Following, RunKind, find_kind
@@ -55,7 +55,13 @@ def open_run(run_id: str, *, kinds: Collection[str] = ()) -> tuple[RunFolder, Ru
 
 
 def attach(
-    run_id: str, *, on_event: OnEvent = lambda event: None, out: Path | None = None, check: bool = True, loggers: Sequence[Any] = ()
+    run_id: str,
+    *,
+    on_event: OnEvent | None = None,
+    out: Path | None = None,
+    check: bool = True,
+    quiet_interrupt: bool = False,
+    loggers: Sequence[Any] = (),
 ) -> Any:
     """Supervises a running run from this process, or collects the result of one that has ended.
 
@@ -64,9 +70,11 @@ def attach(
 
     Args:
         run_id: name of the run, an unambiguous beginning of it, or `last`.
-        on_event: called with every event of the run, old ones first.
+        on_event: called with every event of the run, old ones first. None: in a notebook, the cell shows the progress.
         out: folder into which result, weights and report are copied.
         check: raise an error if the run fails; False: return its result.
+        quiet_interrupt: return the result of a run that an interrupt has stopped, instead of raising `KeyboardInterrupt` when it has
+            stopped at a checkpoint.
         loggers: loggers in addition to those that were named at the launch. Objects have to be given again.
 
     Returns:
@@ -77,10 +85,11 @@ def attach(
         UserError: the run is not running and has no result. It can be resumed.
         PlatformError: functions that drove it have given it up. It can be resumed.
         RunFailed: the run failed, and `check` is set.
+        KeyboardInterrupt: an interrupt has stopped the run at a checkpoint, from which `resume` goes on.
     """
     folder, header, kind = open_run(run_id)
-    once = OnceEach(on_event)
-    with contextlib.ExitStack() as stack:
+    once = OnceEach(notebook.on_event_in_notebook(header.prices) if on_event is None else on_event)
+    with blocking.handled_interrupts() as interrupts, contextlib.ExitStack() as stack:
         result = None
         if detached.is_remote(header):
             term, was_running = detached.follow(folder, header, once.again)
@@ -91,7 +100,7 @@ def attach(
                 result = kind.result(folder)
         result = result or _attached(folder, header, kind, once, loggers)
     copy_results(folder, out)
-    return result.raise_if_failed() if check else result
+    return result.returned(check=check, interrupted=interrupts.happened and not quiet_interrupt)
 
 
 def _attached(folder: RunFolder, header: RunHeader, kind: RunKind, once: OnceEach, loggers: Sequence[Any] = ()) -> RunResult:
@@ -162,9 +171,10 @@ def go_on(run_id: str) -> None:
 def resume(
     run_id: str,
     *,
-    on_event: OnEvent = lambda event: None,
+    on_event: OnEvent | None = None,
     out: Path | None = None,
     check: bool = True,
+    quiet_interrupt: bool = False,
     keep_code: bool = False,
     loggers: Sequence[Any] = (),
 ) -> Any:
@@ -174,9 +184,11 @@ def resume(
 
     Args:
         run_id: name of the run, an unambiguous beginning of it, or `last`.
-        on_event: called with every event of the run.
+        on_event: called with every event of the run. None: in a notebook, the cell shows the progress.
         out: folder into which result, weights and report are copied.
         check: raise an error if the run fails; False: return its result.
+        quiet_interrupt: return the result of a run that an interrupt has stopped, instead of raising `KeyboardInterrupt` when it has
+            stopped at a checkpoint.
         keep_code: use the code of the launch though it has changed since.
         loggers: loggers in addition to those that were named at the launch. Objects have to be given again.
 
@@ -188,17 +200,19 @@ def resume(
         JobError: the code has changed, and checkpoints do not fit it.
         UserError: the run has finished, was simulated, cannot be continued, or another client drives it.
         RunFailed: the run failed, and `check` is set.
+        KeyboardInterrupt: an interrupt has stopped the run at a checkpoint, from which `resume` goes on.
     """
     folder, header, kind = open_run(run_id)
+    shown = notebook.on_event_in_notebook(header.prices) if on_event is None else on_event
     run_platform.sweep(folders.runs_folder())
     if not detached.is_remote(header) and kind.wake(folder, header):
-        return attach(folder.run_id, on_event=on_event, out=out, check=check, loggers=loggers)
-    with driving(folder):
+        return attach(folder.run_id, on_event=shown, out=out, check=check, quiet_interrupt=quiet_interrupt, loggers=loggers)
+    with blocking.handled_interrupts() as interrupts, driving(folder):
         header = detached.take_back(folder, header)
         _refuse_finished(folder)
-        result: RunResult = kind.resume(folder, header, Following(on_event=on_event, loggers=loggers, keep_code=keep_code))
+        result: RunResult = kind.resume(folder, header, Following(on_event=shown, loggers=loggers, keep_code=keep_code))
     copy_results(folder, out)
-    return result.raise_if_failed() if check else result
+    return result.returned(check=check, interrupted=interrupts.happened and not quiet_interrupt)
 
 
 def stop(run_id: str, *, now: bool = False, wait: bool = True, wait_s: float = STOP_S) -> str:
@@ -323,7 +337,7 @@ def _wait_until_stopped(folder: RunFolder, wait_s: float) -> None:
     latest = time.monotonic() + wait_s
     while may_be_running(status := status_of(folder)):
         if status != "running":  # in a cloud, and nobody watches it: its end has to be seen
-            attach(folder.run_id, check=False)
+            attach(folder.run_id, on_event=lambda event: None, check=False, quiet_interrupt=True)
             return
         if time.monotonic() > latest:
             raise JobError(

@@ -210,6 +210,7 @@ class Study:
         on_trial: OnTrial = lambda trial: None,
         on_progress: Callable[[str], None] = lambda text: None,
         labels: Mapping[str, str] | None = None,
+        quiet_interrupt: bool = False,
     ) -> StudyResult:
         """Runs the study to its end, or until it is interrupted.
 
@@ -218,13 +219,18 @@ class Study:
             on_trial: called with every trial that has begun or ended.
             on_progress: called with a description of what is measured before the start.
             labels: of the study and its trials, see `runs.labels`; those with which it began stay.
+            quiet_interrupt: return the result of a study that an interrupt has stopped.
 
         Raises:
             UserError: the study is refused, has begun already or has not, or another client drives it.
+            KeyboardInterrupt: an interrupt has stopped all trials at a checkpoint; `run(resume=True)` goes on.
         """
         self._refuse_elsewhere()
-        with written(self.folder.path), self.folder.driving():
-            return self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress, labels=labels)
+        with written(self.folder.path), self.folder.driving(), blocking.handled_interrupts() as interrupts:
+            result = self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress, labels=labels)
+        if interrupts.happened and not quiet_interrupt and result.status.state == "stopped":
+            raise KeyboardInterrupt(f"study {result.status.name} was stopped by an interrupt; go on with: run(resume=True)")
+        return result
 
     def drive(
         self,
@@ -328,11 +334,15 @@ class Study:
         job, c = prediction.any_of(self.file)
         return kind.new_header(self.file, known, self.folder.new_run_id(known.name, known.token), job, c, labels, self.cloud)
 
-    def attach(self, *, on_trial: OnTrial = lambda trial: None) -> StudyResult:
+    def attach(self, *, on_trial: OnTrial = lambda trial: None, quiet_interrupt: bool = False) -> StudyResult:
         """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
+
+        Args:
+            on_trial, quiet_interrupt: see `run`.
 
         Raises:
             UserError: the study has not begun.
+            KeyboardInterrupt: see `run`; while another client drives it, the study goes on.
         """
         told: dict[int, str] = {}
         self._refuse_elsewhere()
@@ -346,7 +356,7 @@ class Study:
             if status.over or (status.state == "stopped" and not driven):
                 return StudyResult(status)
             if not driven:
-                return self.run(resume=True, on_trial=on_trial)
+                return self.run(resume=True, on_trial=on_trial, quiet_interrupt=quiet_interrupt)
             time.sleep(LOOK_EVERY_S)
 
     def check(self) -> int:

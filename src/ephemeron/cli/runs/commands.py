@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -111,14 +112,14 @@ def show_detached(run: str, *, as_json: bool) -> None:
         click.echo(f"functions drive {run}; watch it with: ephemeron attach {run}, stop it with: ephemeron stop {run}")
 
 
-def watch(start: Callable[[Callable[[Any], None]], RunResult], *, as_json: bool) -> None:
-    """Runs a function that emits events, shows them, prints the result and exits."""
+def watch(start: Callable[[Callable[[Any], None]], RunResult], *, as_json: bool, since: float = 0.0) -> None:
+    """Runs a function that emits events, shows those since a Unix time, prints the result and exits."""
     from ephemeron.cli.progress import Display
     from ephemeron.config.typed import plain
     from ephemeron.runs import detached
     from ephemeron.runs.header import read_header
 
-    with Display() as display:
+    with Display(since=since) as display:
         result = start(display.on_event)
     display.conclude(result)
     header = read_header(result.folder)
@@ -138,7 +139,7 @@ def attach(run: str, out: Path | None, as_json: bool) -> None:
     """Show the progress of RUN, and supervise it if no other client does."""
     from ephemeron.runs import verbs
 
-    watch(lambda on_event: verbs.attach(run, on_event=on_event, out=out, check=False), as_json=as_json)
+    watch(lambda on_event: verbs.attach(run, on_event=on_event, out=out, check=False, quiet_interrupt=True), as_json=as_json)
 
 
 @runs.command(short_help="Continue a run from its last checkpoint.")
@@ -155,7 +156,11 @@ def resume(run: str, keep_code: bool, detach: bool, out: Path | None, as_json: b
 
     if detach:
         return show_detached(verbs.detach(run), as_json=as_json)
-    watch(lambda on_event: verbs.resume(run, on_event=on_event, out=out, check=False, keep_code=keep_code), as_json=as_json)
+    watch(
+        lambda on_event: verbs.resume(run, on_event=on_event, out=out, check=False, quiet_interrupt=True, keep_code=keep_code),
+        as_json=as_json,
+        since=time.time(),
+    )
 
 
 @runs.command(short_help="Suspend the functions of a run with their memory.")

@@ -229,7 +229,10 @@ def train(
         return show_prediction(lambda: api.dry_run(wanted, configuration, on_progress=say, **asked), as_json=as_json)
     if detach:
         return show_detached(api.launch(wanted, configuration, **asked), as_json=as_json)
-    watch(lambda on_event: api.train(wanted, configuration, on_event=on_event, out=out, check=False, **asked), as_json=as_json)
+    watch(
+        lambda on_event: api.train(wanted, configuration, on_event=on_event, out=out, check=False, quiet_interrupt=True, **asked),
+        as_json=as_json,
+    )
 
 
 def _with_options(names: Sequence[str], job: Job) -> list[LoggerSpec | str]:

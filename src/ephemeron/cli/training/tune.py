@@ -90,9 +90,9 @@ def tune(
         return show_detached(opened.detach(resume=resume, on_progress=say, labels=labels), as_json=as_json)
     told = _on_trial(opened)
     if attach:
-        result = opened.attach(on_trial=told)
+        result = opened.attach(on_trial=told, quiet_interrupt=True)
     else:
-        result = opened.run(resume=resume, on_trial=told, on_progress=say, labels=labels)
+        result = opened.run(resume=resume, on_trial=told, on_progress=say, labels=labels, quiet_interrupt=True)
     _show(opened, result, as_json=as_json)
     if result.status.state == "stopped":
         sys.exit(STOPPED)

@@ -28,7 +28,7 @@ from ephemeron.regions.driver.launch import PreparedGroups, prepared_groups
 from ephemeron.regions.driver.network_options import variables_of
 from ephemeron.regions.driver.region_events import GroupEvents, members_of, regions_of
 from ephemeron.regions.driver.replanning import GroupReplanner
-from ephemeron.runs import detached
+from ephemeron.runs import detached, notebook
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RUN_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader, read_header, write_header
@@ -36,7 +36,7 @@ from ephemeron.runs.kinds import Following
 from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.runs.status import may_be_running, session_end, status_of
 from ephemeron.runs.stop_requests import RunStop, obeying, request_stop, withdraw_stop
-from ephemeron.training.driver import lifecycle, notebook, records, run_logging, simulations
+from ephemeron.training.driver import lifecycle, records, run_logging, simulations
 from ephemeron.training.driver.launching.launch import LaunchRequest, PreparedRun, begun, new_run
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
 from ephemeron.training.driver.records import run_spec

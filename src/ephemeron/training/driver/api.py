@@ -18,11 +18,11 @@ from ephemeron.communication.channels.address import is_direct
 from ephemeron.config.typed import build, near
 from ephemeron.errors import JobError, UserError
 from ephemeron.functions.registry import CLOUDS
-from ephemeron.runs import detached
+from ephemeron.runs import detached, notebook
 from ephemeron.runs.header import RunHeader, open_header
 from ephemeron.runs.kinds import load_kind
 from ephemeron.runs.labels import check_labels
-from ephemeron.training.driver import lifecycle, notebook, simulations
+from ephemeron.training.driver import lifecycle, simulations
 from ephemeron.training.driver.launching.launch import LaunchRequest, begun, platform_limits, prepared_run
 from ephemeron.training.driver.launching.prepare import refuse_contradictions
 from ephemeron.training.driver.launching.programs import job_of
@@ -184,6 +184,7 @@ def train(
     profile: Profile | None = None,
     cloud: Settings | Sequence[Settings] | None = None,
     check: bool = True,
+    quiet_interrupt: bool = False,
     loggers: Sequence[LoggerChoice] | None = None,
     labels: Mapping[str, str] | None = None,
     **options: object,
@@ -203,16 +204,19 @@ def train(
         cloud: location of the function on a cloud, such as `AwsSettings` for platform `aws`; for regions, of each of their clouds.
             None: the platform's defaults.
         check: raise an error if the run fails; False: return its result.
+        quiet_interrupt: return the result of a run that an interrupt has stopped, instead of raising `KeyboardInterrupt` when it has
+            stopped at a checkpoint.
         loggers: names of loggers, `LoggerSpec`s with their options, or `Logger` objects; None: those of the job.
         labels: names and values by which the run is found, such as `{"team": "vision"}`; see `runs.labels`.
         options: fields of `Job` and `Configuration` that override the job's, such as `epochs=3, clip_norm=1.0, workers=4`.
 
     Returns:
-        The result of a run that has finished, or was stopped at a checkpoint.
+        The result of a run that has finished, or was stopped at a checkpoint by its budget or another client.
 
     Raises:
         UserError: the job or an option is refused. Nothing was started or paid for.
         RunFailed: the run failed. Its `result` has the summary and the folder of the run.
+        KeyboardInterrupt: an interrupt has stopped the run at a checkpoint, from which `resume` goes on.
     """
     request = launch_request(
         job,
@@ -227,8 +231,15 @@ def train(
         labels=labels,
         **options,
     )
+    with blocking.handled_interrupts() as interrupts:
+        result = _trained(request, on_event, out)
+    return result.returned(check=check, interrupted=interrupts.happened and not quiet_interrupt)
+
+
+def _trained(request: LaunchRequest, on_event: OnEvent | None, out: Path | None) -> Result:
     if request.configuration.regions.given:
-        return _checked(load_kind("regions").launch(request, on_event=on_event, out=out), check)
+        result: Result = load_kind("regions").launch(request, on_event=on_event, out=out)
+        return result
     ready = prepared_run(request)
     prepared = ready.prepared
     shown = notebook.on_event_in_notebook(prepared.spec.prices) if on_event is None else on_event
@@ -245,7 +256,7 @@ def train(
                     run.folder, run.record, prepared.spec, run.log.on_event, ready.secrets, interrupts, prepared=prepared
                 )
             )
-        return _checked(run.conclude(ending, ledger, out), check)
+        return run.conclude(ending, ledger, out)
 
 
 def launch(job: Job | Program, configuration: Configuration | None = None, *, profile: Profile | None = None, **arguments: Any) -> str:
@@ -312,10 +323,6 @@ def launch_request(
         loggers=loggers,
         labels=check_labels(labels),
     )
-
-
-def _checked(result: Result, check: bool) -> Result:
-    return result.raise_if_failed() if check else result
 
 
 def dry_run(

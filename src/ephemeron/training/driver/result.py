@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ from ephemeron.training.tensors import Arrays
 from ephemeron.training.worker.result import FinalState
 from ephemeron.training.worker.spec import RunSpec
 from ephemeron.training.worker.trainers.trainer import WeightNotes
+from ephemeron.units import human_count, human_seconds, human_usd
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +45,6 @@ class Result(RunResult):
     summary: ResultSummary
 
     def _repr_html_(self) -> str:
-        from ephemeron.training.driver.notebook import result_html
-
         return result_html(self.summary, self.folder.path / "report.png")
 
     @property
@@ -255,3 +256,23 @@ def _generations(meter: CostMeter, spec: RunSpec) -> tuple[GenerationSummary, ..
     c, later = spec.configuration, [event for _, event in sorted(meter.members.later.items())]
     first = GenerationSummary(from_iteration=0, workers=c.workers, memory_mb=c.memory_mb)
     return (first, *(GenerationSummary(from_iteration=e.from_iteration, workers=e.workers, memory_mb=e.memory_mb) for e in later))
+
+
+def result_html(summary: ResultSummary, picture: Path) -> str:
+    """A run that has ended, for a notebook: a table of its figures, and the picture of its report if there is one."""
+    known = {name: f"{value:.4g}" for name, value in summary.metrics.items() if value is not None}
+    rows = {
+        "run": summary.run_id,
+        "status": summary.status,
+        "time": human_seconds(summary.seconds),
+        "cost": human_usd(summary.cost_usd),
+        "iterations": f"{summary.iterations:,}",
+        "functions": f"{summary.workers} × {summary.memory_mb} MB, {human_count(summary.invocations, 'invocation')}",
+        **known,
+    }
+    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+    table = f"<table>{cells}</table>"
+    if not picture.exists():
+        return table
+    data = base64.b64encode(picture.read_bytes()).decode()
+    return f'{table}<img alt="report of the run" style="max-width: 100%" src="data:image/png;base64,{data}">'

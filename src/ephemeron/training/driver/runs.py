@@ -20,13 +20,13 @@ from ephemeron.errors import JobError, PlanInfeasible, UserError
 from ephemeron.events import Event, Note
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.simulated import SimulatedPool
-from ephemeron.runs import folders, verbs
+from ephemeron.runs import folders, notebook, verbs
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.runs.stop_requests import RunStop
-from ephemeron.training.driver import lifecycle, notebook, records, run_logging
+from ephemeron.training.driver import lifecycle, records, run_logging
 from ephemeron.training.driver.launching.launch import BegunRun, LaunchRequest, PreparedRun, begun, platform_limits, prepared_run
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.places import Places

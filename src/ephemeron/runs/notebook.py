@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 import sys
 import time
 from collections.abc import Callable
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from ephemeron.events import Event, Note, Progress, RunEnded, RunStarted
 from ephemeron.prices import Prices
 from ephemeron.runs.cost import CostMeter, latest_metrics
-from ephemeron.training.driver.records import ResultSummary
-from ephemeron.units import human_count, human_metric, human_seconds, human_usd
+from ephemeron.units import human_metric, human_seconds, human_usd
 
 _EVERY_S = 0.25
 """Shortest time between two updates."""
@@ -53,7 +50,7 @@ class CellProgress:
         """Takes one event into account."""
         self._ledger.feed(event)
         if isinstance(event, RunStarted):
-            self._started = event
+            self._started, self._status = event, "runs"
             self._notes = list(dict.fromkeys([*self._notes, *event.notes]))
         elif isinstance(event, Note) and event.text not in self._notes:
             self._notes.append(event.text)
@@ -70,7 +67,7 @@ class CellProgress:
             return _Output("starting", "starting")
         done = ledger.finished()
         values = {
-            "iteration": f"{done} of {ledger.members.iterations}",
+            **({"iteration": f"{done} of {ledger.members.iterations}"} if ledger.members.iterations else {}),
             "functions": str(ledger.members.workers),
             **({"loss": human_metric(ledger.loss)} if ledger.losses else {}),
             **{f"test {name}": human_metric(value) for name, value in latest_metrics(ledger).items() if value is not None},
@@ -81,7 +78,8 @@ class CellProgress:
         text = "\n".join([f"{head}; " + ", ".join(f"{name} {value}" for name, value in values.items()), *self._notes])
         cells = "".join(f"<th>{escape(name)}</th><td>{escape(value)}</td>" for name, value in values.items())
         notes = "".join(f"<div>{escape(note)}</div>" for note in self._notes)
-        bar = f'<progress value="{done}" max="{max(1, ledger.members.iterations)}" style="width: 100%"></progress>'
+        of = ledger.members.iterations
+        bar = f'<progress value="{done}" max="{of}" style="width: 100%"></progress>' if of else ""
         return _Output(text, f"<div>{escape(head)}</div>{bar}<table><tr>{cells}</tr></table>{notes}")
 
 
@@ -96,23 +94,3 @@ class _Output:
 
     def _repr_html_(self) -> str:
         return self._html
-
-
-def result_html(summary: ResultSummary, picture: Path) -> str:
-    """A run that has ended, for a notebook: a table of its figures, and the picture of its report if there is one."""
-    known = {name: f"{value:.4g}" for name, value in summary.metrics.items() if value is not None}
-    rows = {
-        "run": summary.run_id,
-        "status": summary.status,
-        "time": human_seconds(summary.seconds),
-        "cost": human_usd(summary.cost_usd),
-        "iterations": f"{summary.iterations:,}",
-        "functions": f"{summary.workers} × {summary.memory_mb} MB, {human_count(summary.invocations, 'invocation')}",
-        **known,
-    }
-    cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
-    table = f"<table>{cells}</table>"
-    if not picture.exists():
-        return table
-    data = base64.b64encode(picture.read_bytes()).decode()
-    return f'{table}<img alt="report of the run" style="max-width: 100%" src="data:image/png;base64,{data}">'
