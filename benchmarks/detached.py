@@ -92,7 +92,7 @@ def main(pairs: int, tasks: int, edge: int, epochs: int, as_json: bool) -> None:
         kinds = {
             "train": ("train", str(ROOT / "examples" / "digits" / "job.toml"), "--workers", "2", "--epochs", str(epochs)),
             "map": ("map", "words:square", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "2"),
-            "cholesky": ("linalg", "cholesky", "../A.npy", "--out", "../L.npy", "--tile", str(max(1, edge // 8)), "--workers", "2"),
+            "cholesky": ("linalg", "cholesky", "../A.npy", "--out", "../L.npy", "--tile", str(max(1, edge // 8)), "--max-workers", "2"),
         }
         for kind, arguments in kinds.items():
             sides: dict[bool, list[dict[str, Any]]] = {False: [], True: []}

@@ -97,3 +97,40 @@ def test_the_group_of_runs_has_these_verbs_and_lists_runs(monkeypatch, tmp_path)
     as_json = [CliRunner().invoke(main, words).stdout for words in (["runs", "--json"], ["runs", "list", "--json"])]
     assert as_json[0] == as_json[1]
     assert '"run_id": "digits-1128-101010-abcd"' in as_json[0]
+
+
+POOLS = ("map", "predict", "prepare", "tune", *(f"linalg {name}" for name in main.commands["linalg"].commands if name != "clean"))
+
+
+def command_of(name):
+    command = main
+    for word in name.split():
+        command = command.commands[word]
+    return command
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_options_of_functions_are_spelt_alike_in_every_command(name):
+    options = {option: each for each in command_of(name).params for option in each.opts}
+    same = {option: each for each in command_of("map").params for option in each.opts}
+    for option in (
+        "--platform",
+        "--channel",
+        "--max-workers",
+        "--budget-usd",
+        "--aws-function",
+        "--aws-region",
+        "--ray-address",
+        "--label",
+    ):
+        assert options[option].name == same[option].name
+        assert options[option].type.name == same[option].type.name
+    assert options["--workers"].hidden
+
+
+@pytest.mark.parametrize("given", [(name, "--workers", "--max-workers") for name in POOLS] + [("train", "--max-workers", "--workers")])
+def test_an_option_of_another_command_is_refused_with_the_right_one(given):
+    name, wrong, right = given
+    done = CliRunner().invoke(main, [*name.split(), wrong, "4", *["x"] * 3])
+    (line,) = done.stderr.splitlines()
+    assert (done.exit_code, line.startswith(f"error: there is no {wrong}; use {right}")) == (2, True)

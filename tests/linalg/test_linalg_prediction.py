@@ -143,4 +143,4 @@ def test_the_command_predicts(tmp_path):
     run = CliRunner().invoke(main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--out", str(tmp_path / "L.npy"), "--dry-run"])
     assert "nothing was started" in run.output
     old = CliRunner().invoke(main, ["linalg", "cholesky", str(tmp_path / "A.npy"), "--predict"])
-    assert (old.exit_code, old.output.strip()) == (2, "error: --predict is now --dry-run")
+    assert (old.exit_code, old.output.strip()) == (2, "error: there is no --predict; use --dry-run")

@@ -202,3 +202,15 @@ def test_the_blocks_of_the_page_run_one_after_another(tmp_path, monkeypatch):
     ran = CliRunner().invoke(main, ["prepare", "recipe.toml", "--json"])
     assert ran.exit_code == 0, ran.output
     assert json.loads(ran.stdout)["datasets"]["train"]["rows"] == len(scope["train"])
+
+
+def test_options_of_the_command_are_before_those_of_the_recipe(tmp_path, data, monkeypatch):
+    seen = []
+    monkeypatch.setattr("ephemeron.preparation.preparing.dry_run", lambda recipe, **_: seen.append(recipe.run))
+    monkeypatch.setattr("ephemeron.cli.prepare.show_prediction", lambda predictor, **_: predictor())
+    path = written(tmp_path, data)
+    assert run(path, "--dry-run").exit_code == 0
+    flags = ("--platform", "local", "--channel", "file:///x", "--max-workers", "3", "--budget-usd", "0.5")
+    assert run(path, "--dry-run", *flags).exit_code == 0
+    assert seen[0].platform == "simulated"
+    assert (seen[1].platform, seen[1].channel, seen[1].max_workers, seen[1].budget_usd) == ("local", "file:///x", 3, 0.5)

@@ -211,3 +211,16 @@ def test_a_killed_client_loses_nothing_and_nothing_is_counted_twice(make_study: 
     kept = {t.number: t.run for t in result.status.trials}
     assert [kept[n] for n in (0, 1)] == [before[n] for n in (0, 1)]
     assert len(study.to_optuna().trials) == 4
+
+
+def test_options_stand_before_the_files_and_stay_with_a_study_that_has_begun(home: Path, tmp_path: Path) -> None:
+    job = {"run": {"platform": "local", "workers": 1, "batch_size": 480, "memory_mb": 1769}}
+    path = write_study(tmp_path / "given", job=job, trials=2, concurrency=9, budget_usd=9.0)
+    options = {"platform": "simulated", "max_workers": 1, "budget_usd": 0.5}
+    study = Study.open(path, options=options)
+    assert (study.platform, study.file.spec.concurrency, study.file.spec.budget_usd) == ("simulated", 1, 0.5)
+    assert study.run().status.budget_usd == 0.5
+    again = Study.open(path)
+    assert (again.platform, again.file.options) == ("simulated", options)
+    with pytest.raises(JobError, match=r"has begun with budget_usd = 0\.5; leave the option out"):
+        Study.open(path, options={"budget_usd": 2.0})

@@ -1,4 +1,4 @@
-"""Options that locate a function on a cloud, the same for every command that uses one."""
+"""Options that say where functions run, how many and for how much: one definition for every command that runs functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ephemeron.cli.bounds import bounded
+from ephemeron.config.typed import Count, Positive
 from ephemeron.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +45,49 @@ def cloud_options(command: F) -> F:
     for _, _, option, placeholder, text in reversed(_OPTIONS):
         command = click.option(option, metavar=placeholder, help=text)(command)
     return command
+
+
+def place_options(
+    *, platform: str = "local", channel: str = "folder", workers: str = "cores of this machine, 100 elsewhere", budget: str = "none"
+) -> Callable[[F], F]:
+    """Adds `--platform`, options of clouds, `--channel`, `--max-workers` and `--budget-usd` to a command. None: not given.
+
+    Args:
+        platform, channel, workers, budget: what holds where they are not given, for the help.
+    """
+
+    def add(command: F) -> F:
+        for option in (
+            click.option(
+                "--budget-usd",
+                type=float,
+                callback=bounded(Positive),
+                help=f"Cost at which what is left is cancelled or stopped.  [default: {budget}]",
+            ),
+            renamed_option("--workers", "--max-workers"),
+            click.option("--max-workers", type=int, callback=bounded(Count), help=f"Functions at once.  [default: {workers}]"),
+            click.option(
+                "--channel",
+                metavar="ADDRESS",
+                help=f"Store of what functions exchange: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port.  [default: {channel}]",
+            ),
+            cloud_options,
+            click.option("--platform", metavar="NAME", help=f"Platform on which functions run.  [default: {platform}]"),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def renamed_option(old: str, new: str, *, is_flag: bool = False) -> Callable[[F], F]:
+    """Adds an option that is refused with its present name."""
+
+    def refuse(context: click.Context, option: click.Parameter, given: object) -> None:
+        if given:
+            raise UserError(f"there is no {old}; use {new}")
+
+    return click.option(old, is_flag=is_flag, hidden=True, expose_value=False, callback=refuse)
 
 
 def taken(flags: MutableMapping[str, Any]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ephemeron.cli.bounds import bounded, code_options, label_option
-from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.clouds import cloud_settings, place_options, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detachable
 from ephemeron.config.typed import Count, Positive
@@ -35,21 +35,7 @@ def _pool_options(command: F) -> F:
     """Options of both commands."""
     for option in reversed(
         (
-            click.option("--platform", default="local", show_default=True, help="Platform on which functions run."),
-            cloud_options,
-            click.option(
-                "--channel",
-                default="folder",
-                show_default=True,
-                metavar="ADDRESS",
-                help="Store of code, arguments and results: folder, s3://bucket/prefix, gs://…, az://…, redis://host:port.",
-            ),
-            click.option(
-                "--max-workers",
-                type=int,
-                callback=bounded(Count),
-                help="Functions at once.  [default: the cores of this machine, 100 elsewhere]",
-            ),
+            place_options(),
             click.option("--memory-mb", type=int, callback=bounded(Count), help="Quota of each function; CPU comes in proportion."),
             click.option(
                 "--function-timeout-s", type=float, callback=bounded(Positive), help="Time limit of a function, which runs many tasks."
@@ -57,7 +43,6 @@ def _pool_options(command: F) -> F:
             click.option("--timeout-s", type=float, callback=bounded(Positive), help="Time limit of one try of a task."),
             click.option("--retries", type=int, default=2, show_default=True, help="Further tries of a task that failed."),
             label_option,
-            click.option("--budget-usd", type=float, callback=bounded(Positive), help="Cancel what is left when this much is spent."),
             click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."),
             click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON."),
         )
@@ -233,8 +218,8 @@ def _check_out(out: Path) -> None:
 
 def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
     """Options of `FunctionExecutor` from those of the command."""
-    given = taken(flags)
-    return {**flags, "settings": cloud_settings(flags["platform"], given)}
+    given, platform, channel = taken(flags), flags["platform"] or "local", flags["channel"] or "folder"
+    return {**flags, "platform": platform, "channel": channel, "settings": cloud_settings(platform, given)}
 
 
 @click.command("predict", short_help="Apply the trained model of a run to many inputs.")
@@ -271,7 +256,7 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
     inputs = read_inputs(data)
     is_folder = (Path(run) / folders.RUN_FILE).is_file()
     result = result_of(folders.RunFolder(Path(run)) if is_folder else folders.find(run, kinds=folders.MODELS))
-    if (launch := launch_elsewhere(flags["platform"])) is not None:
+    if (launch := launch_elsewhere(flags["platform"] or "local")) is not None:
         launch.keep_all(run, "model", {f"model/{name}": content for name, content in model_files(result, best=best).items()})
         launch.argv = tuple(each for each in launch.argv if each != "--best")  # they are the weights that are kept
         launch.keep(str(data), f"inputs{data.suffix}", data.read_bytes())

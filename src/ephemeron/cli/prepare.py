@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.bounds import label_option
-from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.clouds import cloud_settings, place_options, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detachable
 from ephemeron.errors import BudgetReached
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from ephemeron.preparation.preparing import PreparationEstimate, Prepared
 
 INTERRUPTED = 130
+_RECIPE = "as in [run] of the recipe"
 
 
 @click.command("prepare", short_help="Load, transform and split raw data.")
 @click.argument("recipe", type=click.Path(path_type=Path), metavar="RECIPE.toml")
-@cloud_options
+@place_options(platform=_RECIPE, channel=_RECIPE, workers=_RECIPE, budget=_RECIPE)
 @click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices.")
 @label_option
 @dry_run_option
@@ -36,6 +38,7 @@ def prepare_command(recipe: Path, prices_file: Path | None, labels: dict[str, st
 
     \b
     ephemeron prepare recipe.toml
+    ephemeron prepare recipe.toml --platform aws --channel s3://bucket/prefix --max-workers 200
 
     \b
     recipe.toml:  source = "clicks-*.csv"               also a folder, s3://bucket/prefix/*.parquet, …
@@ -56,8 +59,9 @@ def prepare_command(recipe: Path, prices_file: Path | None, labels: dict[str, st
     from ephemeron.preparation import preparing
     from ephemeron.preparation.recipe import load_recipe
 
-    made = load_recipe(recipe)
-    settings = cloud_settings(made.run.platform, taken(flags))
+    where, made = taken(flags), load_recipe(recipe)
+    made = dataclasses.replace(made, run=dataclasses.replace(made.run, **{k: v for k, v in flags.items() if v is not None}))
+    settings = cloud_settings(made.run.platform, where)
     if dry_run:
         return show_prediction(lambda: preparing.dry_run(made, settings=settings, prices_file=prices_file), as_json=as_json)
     if (launch := present_launch()) is not None and "://" in made.source and "://" in made.out:

@@ -21,8 +21,9 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ephemeron.communication.channels import public_address
 from ephemeron.config.paths import home
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, MissingExtra, UserError
@@ -38,7 +39,7 @@ StudyState = Literal["running", "stopped", "finished", "budget", "deadline"]
 TrialStatus = Literal["waiting", "running", "finished", "pruned", "failed"]
 
 END_FILE = "end"
-STATUS_FILE, DATABASE, STUDY_FILE = "study.json", "study.db", "study.toml"
+STATUS_FILE, DATABASE, STUDY_FILE, OPTIONS_FILE = "study.json", "study.db", "study.toml", "options.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +210,12 @@ class StudyFolder:
         """Whether the study has begun."""
         return (self.path / STATUS_FILE).exists()
 
-    def create(self, text: str, status: StudyStatus) -> None:
-        """Makes the files of a new study; its status last.
+    def options(self) -> Mapping[str, Any]:
+        """Options with which the study has begun, in place of values of its files."""
+        return RunFolder(self.path).read(OPTIONS_FILE) or {}
+
+    def create(self, text: str, status: StudyStatus, options: Mapping[str, Any]) -> None:
+        """Makes the files of a new study; its status last. An address with a password is not stored.
 
         Raises:
             JobError: the folder cannot be written.
@@ -218,6 +223,8 @@ class StudyFolder:
         try:
             self.trials.mkdir(parents=True, exist_ok=True)
             (self.path / STUDY_FILE).write_text(text)
+            stored = {name: value for name, value in options.items() if name != "channel" or not public_address(value)[1]}
+            RunFolder(self.path).write(OPTIONS_FILE, stored)
         except OSError as e:
             raise JobError(f"cannot make {self.path}: {e.strerror}", remedy="give another --out FOLDER") from None
         self.write(status)

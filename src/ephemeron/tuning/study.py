@@ -98,15 +98,16 @@ class Study:
         return prediction.any_of(self.file)[1].platform
 
     @classmethod
-    def open(cls, path: str | Path, *, out: str | Path | None = None) -> Study:
+    def open(cls, path: str | Path, *, out: str | Path | None = None, options: Mapping[str, Any] | None = None) -> Study:
         """A study of a study file, which may have begun.
 
         Args:
             path: of the file.
             out: folder of the study; None: one in the home folder, by its name.
+            options: `platform`, `channel`, `max_workers` and `budget_usd` in place of those of the files. A study that has begun keeps its own.
 
         Raises:
-            JobError: the file is refused, or has changed since the study began.
+            JobError: the file is refused, or it or an option has changed since the study began.
             MissingExtra: Optuna is not installed.
         """
         try:
@@ -115,7 +116,12 @@ class Study:
             raise MissingExtra("Optuna", "tuning") from None
         file = load_study(path)
         folder = folder_of(file.spec.name) if out is None else StudyFolder(Path(out))
-        study = cls(file, folder)
+        begun = folder.options() if folder.exists else {}
+        for name, value in (options or {}).items():
+            if folder.exists and begun.get(name, value) != value:
+                raise JobError(f"the study in {folder.path} has begun with {name} = {begun[name]}", remedy="leave the option out")
+        study = cls(file.with_options({**begun, **(options or {})}), folder)
+        file = study.file
         if folder.exists and folder.status().digest != file.digest:
             raise JobError(
                 f"{path} or its job has changed since the study in {folder.path} began",
@@ -325,7 +331,7 @@ class Study:
             self.folder.database.unlink(missing_ok=True)
             study = self._stored(evaluations)
             known = self._first_status(expected, predictor.note)
-            self.folder.create(self.file.text, known)
+            self.folder.create(self.file.text, known, self.file.options)
         else:
             study = self._stored(evaluations)
         return study, known, predictor

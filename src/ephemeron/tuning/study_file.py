@@ -106,6 +106,18 @@ class StudyFile:
     """The file."""
     path: Path | None = None
     """Where it is; None: it was no file."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options that were given in place of values of the files."""
+
+    def with_options(self, options: Mapping[str, Any]) -> StudyFile:
+        """The study with `platform`, `channel`, `max_workers` and `budget_usd` in place of those of its files."""
+        if not options:
+            return self
+        names = {"max_workers": "concurrency", "budget_usd": "budget_usd"}
+        of_job = {name: value for name, value in options.items() if name not in names}
+        document = {**self.template.document, "run": {**self.template.document.get("run", {}), **of_job}}
+        spec = dataclasses.replace(self.spec, **{names[name]: value for name, value in options.items() if name in names})
+        return dataclasses.replace(self, spec=spec, template=dataclasses.replace(self.template, document=document), options=options)
 
     @property
     def digest(self) -> str:

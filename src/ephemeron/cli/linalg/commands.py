@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.bounds import label_option
-from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.clouds import cloud_settings, place_options, renamed_option, taken
 from ephemeron.cli.linalg.files import (
     KEPT,
     check_out,
@@ -32,7 +32,7 @@ from ephemeron.cli.linalg.files import (
 from ephemeron.cli.map import INTERRUPTED
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detachable
-from ephemeron.errors import BudgetReached, EphemeronError, JobError, MatrixError, UserError
+from ephemeron.errors import BudgetReached, EphemeronError, JobError, MatrixError
 from ephemeron.units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
@@ -60,11 +60,6 @@ def linalg() -> None:
     """
 
 
-def _refuse_predict(context: click.Context, option: click.Parameter, given: bool) -> None:
-    if given:
-        raise UserError("--predict is now --dry-run")
-
-
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = detachable(command)
     for option in reversed(
@@ -78,14 +73,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--format", "kind", type=click.Choice(["npy", "zarr"]), help="Of results in a folder.  [default: zarr where A is, else npy]"
             ),
             click.option("--tile", type=click.IntRange(min=1), help="Rows and columns of a tile.  [default: by size, memory and speed]"),
-            click.option("--platform", default="local", show_default=True, help="Where functions run."),
-            cloud_options,
-            click.option(
-                "--channel", help="Address of the store for tiles, such as s3://bucket/prefix.  [default: a folder of this machine]"
-            ),
-            click.option(
-                "--workers", type=click.IntRange(min=1), help="Functions at once.  [default: cores of this machine, 100 elsewhere]"
-            ),
+            place_options(channel="a folder of this machine, which is deleted at the end"),
             click.option("--memory-mb", type=click.IntRange(min=1), help="Memory of a function.  [default: one vCPU's]"),
             click.option(
                 "--autoscaling-factor",
@@ -103,10 +91,9 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="SECONDS",
                 help="Time after which a function that finds no task ends.",
             ),
-            click.option("--budget-usd", type=click.FloatRange(min=0, min_open=True), help="Cost at which the computation is ended."),
             label_option,
             dry_run_option,
-            click.option("--predict", is_flag=True, hidden=True, expose_value=False, callback=_refuse_predict),
+            renamed_option("--predict", "--dry-run", is_flag=True),
             click.option("--json", "as_json", is_flag=True, help="Print figures as one line of JSON."),
         )
     ):
@@ -313,9 +300,9 @@ def _run(
     out: Path,
     kind: str | None,
     tile: int | None,
-    platform: str,
+    platform: str | None,
     channel: str | None,
-    workers: int | None,
+    max_workers: int | None,
     memory_mb: int | None,
     budget_usd: float | None,
     autoscaling_factor: float,
@@ -334,6 +321,7 @@ def _run(
     from ephemeron.linalg.prediction.predict import described, predict_work
     from ephemeron.runs import detached
 
+    platform = platform or "local"
     sources = [source_of(path) for path in inputs]
     (rows, columns), dtype = sources[0].shape, sources[0].dtype
     command = click.get_current_context().info_name or "linalg"
@@ -347,7 +335,7 @@ def _run(
             platform,
             name="linalg",
             channel=channel or "folder",
-            max_workers=workers,
+            max_workers=max_workers,
             memory_mb=memory_mb,
             budget_usd=budget_usd,
             autoscaling_factor=autoscaling_factor,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.bounds import bounded, code_options, label_option, target
-from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.clouds import cloud_options, cloud_settings, renamed_option, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detach_option, output_options, show_detached, watch
 from ephemeron.cli.training.sparse_plan import planned_options, say
@@ -60,6 +60,7 @@ LEARNED = "learned"
     help="bsp, hap (FasDL: non-aggregators one step stale), hsp (SIREN: asp with a barrier per epoch), ssp:N or asp.  [default: bsp]",
 )
 @click.option("--workers", type=int, help="W: number of functions.  [default: 4]")
+@renamed_option("--max-workers", "--workers: so many train, neither more nor fewer")
 @click.option("--aggregators", type=int, help="K: how many of them aggregate (1 is AllReduce, W is ScatterReduce).  [default: 2]")
 @click.option("--stages", type=int, help="S: functions among which each copy of a large model is divided.  [default: 1]")
 @click.option("--replicas", type=int, help="R: copies of the model; there are S · R functions.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.bounds import label_option
-from ephemeron.cli.clouds import cloud_options, cloud_settings, taken
+from ephemeron.cli.clouds import cloud_settings, place_options, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detach_option, show_detached
 from ephemeron.cli.terminal import make_console
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 STOPPED = 3
+_JOB = "as in [run] of the job"
 
 
 @click.command(short_help="Find the best parameters of a job, over many runs.")
@@ -32,7 +33,7 @@ STOPPED = 3
 @click.option("--resume", is_flag=True, help="Go on with a study that was interrupted, or whose client has ended.")
 @click.option("--attach", is_flag=True, help="Watch a study that another client drives; go on with it if that client ends.")
 @click.option("--end-trial", type=click.IntRange(min=0), metavar="N", help="Ask the study's client to end trial N.")
-@cloud_options
+@place_options(platform=_JOB, channel=_JOB, workers="concurrency of the study", budget="budget_usd of the study")
 @label_option
 @dry_run_option
 @click.option(
@@ -78,8 +79,9 @@ def tune(
         raise UserError("--profile belongs to --dry-run: a study that runs measures what it needs")
     if labels and (resume or attach):
         raise UserError("--label is for a study that begins: one that goes on keeps those that it has")
-    opened = Study.open(study, out=out)
-    opened.cloud = cloud_settings(opened.platform, taken(flags))
+    where = taken(flags)
+    opened = Study.open(study, out=out, options={name: value for name, value in flags.items() if value is not None})
+    opened.cloud = cloud_settings(opened.platform, where)
     if end_trial is not None:
         opened.end_trial(end_trial)
         click.echo(f"trial {end_trial} of study {opened.file.spec.name} is asked to end", err=as_json)
