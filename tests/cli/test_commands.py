@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -12,6 +14,7 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import RENAMED, SECTIONS, main
 from ephemeron.cli.runs.commands import runs
+from ephemeron.errors import PlatformError
 
 VERBS = ("attach", "logs", "stop", "resume", "suspend", "resize", "report", "evaluate", "export")
 OLD = {
@@ -134,3 +137,29 @@ def test_an_option_of_another_command_is_refused_with_the_right_one(given):
     done = CliRunner().invoke(main, [*name.split(), wrong, "4", *["x"] * 3])
     (line,) = done.stderr.splitlines()
     assert (done.exit_code, line.startswith(f"error: there is no {wrong}; use {right}")) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["map", "tune", "linalg", "prepare", "train"])
+def test_a_disk_that_cannot_be_written_is_told_in_one_line(command, monkeypatch):
+    def fails(context):
+        raise OSError(errno.ENOSPC, "No space left on device", "/home/runs/a/events.jsonl")
+
+    monkeypatch.setattr(main.commands[command], "invoke", fails)
+    done = CliRunner().invoke(main, [command, *COMPLETE[command]])
+    (line,) = done.stderr.splitlines()
+    assert done.exit_code == 1
+    assert line.startswith("error: /home/runs/a/events.jsonl cannot be written: No space left on device; make room, or set EPHEMERON_HOME")
+
+
+COMPLETE = {"map": ("m:f", "--items", "x"), "tune": ("s.toml",), "linalg": ("qr", "A.npy"), "prepare": ("r.toml",), "train": ("job.toml",)}
+
+
+def test_where_functions_end_by_a_full_disk_it_is_named(monkeypatch, tmp_path):
+    def fails(context):
+        raise PlatformError("a function that runs tasks ended: lost")
+
+    monkeypatch.setenv("EPHEMERON_HOME", str(tmp_path / "none"))
+    monkeypatch.setattr(main.commands["prepare"], "invoke", fails)
+    assert CliRunner().invoke(main, ["prepare", "r.toml"]).stderr == "error: a function that runs tasks ended: lost\n"
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=4096))
+    assert f"lost; the disk of {tmp_path} is full: make room" in CliRunner().invoke(main, ["prepare", "r.toml"]).stderr

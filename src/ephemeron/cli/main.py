@@ -7,12 +7,15 @@ that are expensive to import are imported by the commands that need them, so tha
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,6 +38,7 @@ from ephemeron.cli.training.plan import plan
 from ephemeron.cli.training.profile import profile
 from ephemeron.cli.training.train import train
 from ephemeron.cli.training.tune import tune
+from ephemeron.config.paths import home
 from ephemeron.errors import EphemeronError, JobError, UserError
 
 _log = logging.getLogger(__name__)
@@ -62,6 +66,12 @@ RENAMED = {
 """Commands that had another name before."""
 
 
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_LEAST_BYTES = 1 << 20
+"""Room below which a disk is taken for full."""
+_ROOM = "make room, or set EPHEMERON_HOME, TMPDIR or --out to folders with room"
+
+
 class CommandGroup(click.Group):
     """Group of commands in sections, whose errors become one line and an exit code."""
 
@@ -80,7 +90,13 @@ class CommandGroup(click.Group):
             sys.exit(2)
         except EphemeronError as e:
             _log.debug("failed", exc_info=True)
-            click.secho(f"error: {e}", fg="red", err=True)
+            click.secho(f"error: {e}{_told_of_disk()}", fg="red", err=True)
+            sys.exit(1)
+        except OSError as e:
+            if e.errno not in _UNWRITABLE:
+                raise
+            _log.debug("failed", exc_info=True)
+            click.secho(f"error: {e.filename or 'a file'} cannot be written: {e.strerror}; {_ROOM}", fg="red", err=True)
             sys.exit(1)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
@@ -107,6 +123,12 @@ class CommandGroup(click.Group):
         for section, commands in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(str(command.name), command.get_short_help_str(width)) for command in commands])
+
+
+def _told_of_disk() -> str:
+    """Says that the disk of the home folder is full, which functions that end by it cannot."""
+    place = next((folder for folder in (home().absolute(), *home().absolute().parents) if folder.is_dir()), Path())
+    return f"; the disk of {place} is full: {_ROOM}" if shutil.disk_usage(place).free < _LEAST_BYTES else ""
 
 
 @cache

@@ -32,7 +32,7 @@ from ephemeron.cli.linalg.files import (
 from ephemeron.cli.map import INTERRUPTED
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detachable
-from ephemeron.errors import BudgetReached, EphemeronError, JobError, MatrixError
+from ephemeron.errors import BudgetReached, MatrixError
 from ephemeron.units import human_bytes, human_count, human_seconds
 
 if TYPE_CHECKING:
@@ -267,13 +267,6 @@ def _compute(
             _run(inputs, work, out=out or Path(), channel=channel, dry_run=dry_run, **options)
         for each in told:
             click.secho(f"warning: {each.message}", fg="yellow", err=True)
-    except OSError as error:
-        if isinstance(error, EphemeronError):
-            raise
-        where = error.filename or "a file"
-        raise JobError(
-            f"{where} cannot be written: {error.strerror}", remedy="set EPHEMERON_HOME, TMPDIR or --out to folders with room"
-        ) from None
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.secho(f"interrupted; {_way_on(channel)}", fg="yellow", err=True)
