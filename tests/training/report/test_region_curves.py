@@ -84,3 +84,9 @@ def test_each_region_has_its_own_memory() -> None:
     figures = Headline.of(RunSummary.from_events(events(), PRICES), None)
     assert figures.quotas == "frankfurt 2 × 1408 MB, dublin 1 × 1728 MB"
     assert "3 functions (frankfurt 2 × 1408 MB, dublin 1 × 1728 MB) trained 20 iterations" in figures.summary
+
+
+def test_the_configuration_leaves_to_the_table_of_regions_what_each_has() -> None:
+    result = {"regions": [{"name": "dublin"}], "generations": [{"from_iteration": 0, "workers": 3, "memory_mb": 1728}]}
+    told = dict(Headline.of(RunSummary.from_events(events(), PRICES), result).configuration)
+    assert {"regions", "generations", "memory_mb"} & told.keys() == set()

@@ -7,7 +7,6 @@ import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import click
 from rich.table import Table
@@ -50,8 +49,6 @@ class RunRow:
     cost_usd: float | None = None
     driving_usd: float | None = None
     """Of the functions that drive it, beside that; None: a client drives it."""
-    accuracy: float | None = None
-    test_loss: float | None = None
     loss: float | None = None
     """Training loss of a run that runs."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
@@ -77,14 +74,10 @@ def _row(folder: RunFolder) -> RunRow:
     if run is not None and row.status == "running":
         return _running(row, folder, run)
     if result is not None:
-        row = replace(row, iterations=result.iterations, **_measured(result.metrics))
+        row = replace(row, iterations=result.iterations, metrics=result.metrics)
     elif ended is not None:
         row = replace(row, tasks=_number(folder, RESULT_FILE, "tasks"))
     return row
-
-
-def _measured(metrics: Mapping[str, float | None]) -> dict[str, Any]:
-    return {"accuracy": metrics.get("accuracy"), "test_loss": metrics.get("loss"), "metrics": metrics}
 
 
 def _running(row: RunRow, folder: RunFolder, run: RunHeader) -> RunRow:
@@ -107,7 +100,7 @@ def _running(row: RunRow, folder: RunFolder, run: RunHeader) -> RunRow:
         cost_usd=meter.cost_usd(now),
         invocations=meter.invocations,
         loss=meter.loss if meter.losses else None,
-        **_measured(metrics),
+        metrics=metrics,
     )
 
 
@@ -149,7 +142,7 @@ def print_runs(labels: Mapping[str, str], *, as_json: bool) -> None:
             _done(row),
             human_seconds(row.seconds) if row.seconds is not None else "",
             human_usd(row.cost_usd) if row.cost_usd is not None else "",
-            next((human_metric(loss) for loss in (row.test_loss, row.loss) if loss is not None), ""),
+            next((human_metric(loss) for loss in (row.metrics.get("loss"), row.loss) if loss is not None), ""),
             _own_metric(row),
             *([" ".join(f"{name}={value}" for name, value in row.labels.items())] if have_labels else []),
         )

@@ -201,6 +201,8 @@ def _configuration(story: RunSummary, r: Result) -> tuple[tuple[str, str], ...]:
         told |= {"memory_mb": run.memory_mb, "epochs": run.epochs, "iterations": run.iterations}
         told |= {"samples": run.samples, **run.configuration}
     told |= {k: v for k, v in r.items() if k not in _NOT_CONFIGURATION}
+    if story.regions:  # each has functions of its own size, in its own table
+        told |= dict.fromkeys(("memory_mb", "generations", "regions"))
     return tuple((k, _word(v)) for k, v in told.items() if v not in (None, ""))
 
 
