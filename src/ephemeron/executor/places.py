@@ -16,7 +16,6 @@ from ephemeron.communication.channels import open_channel, public_address
 from ephemeron.communication.channels.address import check_address
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.credentials import environment
-from ephemeron.config.typed import near
 from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
 from ephemeron.functions.base import Limits, Platform
@@ -86,7 +85,7 @@ def admitted(options: PlaceOptions, run: RunHeader | None = None) -> tuple[Place
         JobError, PlanInfeasible, MissingExtra: one line; names the option.
     """
     if options.platform not in PLATFORMS:
-        raise JobError(f"platform {options.platform!r}; {near(options.platform, PLATFORMS, what='platforms')}")
+        raise JobError(f"platform {options.platform!r} is not known", remedy=f"use one of {', '.join(PLATFORMS)}")
     for name in ("memory_mb", "max_workers", "lifetime_s"):
         if getattr(options, name) < 0:
             raise JobError(f"{name} = {getattr(options, name)} is negative", remedy="leave it out for the default")
