@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from ephemeron.dashboard.app import make_app  # noqa: E402
 from ephemeron.dashboard.library import Library  # noqa: E402
 from ephemeron.dashboard.phases import COLUMNS  # noqa: E402
 from ephemeron.dashboard.stream import events  # noqa: E402
-from ephemeron.events import GroupStarted, Invoked, RegionExchanged, Traffic  # noqa: E402
+from ephemeron.events import GroupStarted, Invoked, RegionExchanged, Traffic, to_json  # noqa: E402
+from ephemeron.runs.folders import RunFolder  # noqa: E402
+from ephemeron.runs.lock import driving  # noqa: E402
 
 
 @pytest.fixture
@@ -157,6 +160,23 @@ def test_an_executor_that_has_ended_has_its_own_status_and_its_cost(client: test
     assert (found["cost_usd"], found["budget_usd"]) == (0.00123, 0.5)
     assert found["result"] == {"tasks": 7, "failed": 2, "cancelled": 1}
     assert (found["causes"], found["depth"]) == (["ValueError: three"], None)
+
+
+def test_an_executor_that_runs_is_as_far_as_its_client_says_and_costs_until_now(client: testclient.TestClient, root: Path) -> None:
+    folder = RunFolder(write_executor(root / "runs" / "map-2", "finished"))
+    begun = [started(1, 0), Invoked(t=0.0, rank=0, attempt=0, invocation="x")]
+    folder.events.write_text("".join(to_json(event) + "\n" for event in begun))
+    (folder.path / "result.json").unlink()
+    header = {**(folder.read("run.json") or {}), "started_at": time.time() - 60}
+    folder.write("run.json", header)
+    folder.write("progress.json", {"tasks": 7, "of": 40})
+    with driving(folder):
+        (row,) = [row for row in client.get("/api/runs").json()["runs"] if row["run_id"] == "map-2"]
+        (task,) = client.get("/api/tasks").json()["tasks"]
+    assert (row["status"], row["iterations"], row["planned"]) == ("running", 7, 40)
+    assert row["seconds"] >= 60
+    assert row["cost_usd"] >= 60 * 1e-5
+    assert task["cost_usd"] >= 60 * 1e-5
 
 
 def test_a_run_of_several_groups_shows_each(client: testclient.TestClient, root: Path) -> None:

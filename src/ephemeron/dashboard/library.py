@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ephemeron.dashboard.run_documents import Document, finite, last_metrics
 from ephemeron.dashboard.run_view import RunView
-from ephemeron.runs.folders import RESULT_FILE, RunFolder
+from ephemeron.runs.folders import PROGRESS_FILE, RESULT_FILE, RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.status import may_be_running, status_of
 from ephemeron.runs.summary import read_summary
@@ -198,23 +198,24 @@ class Library:
             with self._lock:
                 self._ended[found.key] = _Ended(row, at, time.monotonic())
             return row
-        return row | self._live(found)
+        return row | self._live(found, status)
 
-    def _live(self, found: Found) -> Document:
+    def _live(self, found: Found, status: str) -> Document:
         view = self.view(found)
         for _ in range(4):
             if not view.advance():
                 break
         with view.lock:
-            run, metrics = view.started, last_metrics(view)
+            run, metrics, now = view.started, last_metrics(view), view.moment(status)
+            told = view.folder.read(PROGRESS_FILE) or {}
             loss = metrics.pop("loss", None)
             return {
                 "metrics": metrics,
                 "groups": len(view.meter.groups),
-                "iterations": view.meter.finished(run.workers if run else 0),
-                "planned": view.meter.members.iterations or None,
-                "seconds": finite(view.t),
-                "cost_usd": finite(view.cost_now()),
+                "iterations": told.get("tasks", view.meter.finished(run.workers if run else 0)),
+                "planned": told.get("of", view.meter.members.iterations or None),
+                "seconds": finite(now),
+                "cost_usd": finite(view.cost_now(now)),
                 "loss": finite(view.loss.last()) if loss is None else loss,
                 "workers": view.meter.members.workers or None,
                 "sync": str(run.configuration.get("sync", "")) if run else "",

@@ -293,9 +293,16 @@ class RunView:
             self._cost_step *= 2
         self._cost_due = self.t + self._cost_step
 
-    def cost_now(self) -> float:
-        """Everything until the last moment known, in USD."""
-        return self.meter.cost_usd(self.t)
+    def cost_now(self, t: float | None = None) -> float:
+        """Everything until a moment, by default the last one known, in USD."""
+        return self.meter.cost_usd(self.t if t is None else t)
+
+    def moment(self, status: str) -> float:
+        """Seconds until now of an executor that runs, whose functions seldom report; else until the last moment known."""
+        record = self.record
+        if status != "running" or record is None or record.kind != "tasks" or record.platform == "simulated":
+            return self.t
+        return max(self.t, time.time() - record.started_at)
 
 
 def _parse_event(line: bytes) -> Event | None:

@@ -121,7 +121,7 @@ class Tasks:
         hosted, status = is_hosted(folder), status_of(view.folder)
         result, ended = view.folder.read(RESULT_FILE) or {}, read_summary(view.folder)
         with view.lock:
-            functions = functions_of(view)
+            functions, now = functions_of(view), view.moment(status)
             running = sum(r.status == "running" for r in functions) if hosted else 0
             out: Document = {
                 "run": folder.name,
@@ -130,12 +130,14 @@ class Tasks:
                 "name": view.record.name if view.record else "",
                 "status": status,
                 "is_running": may_be_running(status),
-                "seconds": finite(view.t),
+                "seconds": finite(now),
                 "invocations": len(functions),
                 "executors": running,
                 "failed": sum(not r.well and r.status not in ("unknown", "cancelled") for r in functions),
                 "gb_seconds": finite(sum(r.gb_seconds for r in functions)),
-                "cost_usd": finite(ended.cost_usd if ended else view.cost_now()) if view.meter.prices.name else None,
+                "cost_usd": finite(view.cost_now(now) if ended is None or may_be_running(status) else ended.cost_usd)
+                if view.meter.prices.name
+                else None,
                 "budget_usd": view.record.budget_usd if view.record else None,
                 "result": {k: result.get(k) for k in ("tasks", "failed", "cancelled")},
                 "causes": result.get("causes") or [],

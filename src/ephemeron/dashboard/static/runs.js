@@ -21,7 +21,7 @@ export function mount(root) {
     { name: "platform", label: "Platform", value: (r) => r.platform, cell: (r) => r.platform },
     { name: "kind", label: "Kind", value: (r) => r.kind + " " + r.sync, cell: (r) => [r.kind, r.sync ? h("span", { class: "soft" }, " " + r.sync) : null] },
     { name: "workers", label: "Functions", kind: "n", value: (r) => r.workers, cell: (r) => count(r.workers) },
-    { name: "iterations", label: "Done", kind: "n", value: (r) => r.iterations, cell: (r) => r.kind === "tasks" ? [count(r.iterations), h("span", { class: "soft" }, " tasks")] : count(r.iterations) + (r.planned && r.planned !== r.iterations ? " / " + count(r.planned) : "") },
+    { name: "iterations", label: "Done", kind: "n", value: (r) => r.iterations, cell: (r) => [count(r.iterations) + (r.planned && r.planned !== r.iterations ? " / " + count(r.planned) : ""), r.kind === "tasks" ? h("span", { class: "soft" }, " tasks") : ""] },
     { name: "loss", label: "Loss", kind: "n", value: (r) => r.loss, cell: (r) => number(r.loss) },
     { name: "metric", label: "Metric", kind: "n", value: (r) => first(r)[1], cell: (r) => { const [name, v] = first(r); return name ? [h("span", { class: "soft" }, name + " "), number(v)] : "–"; } },
     { name: "seconds", label: "Time", kind: "n", value: (r) => r.seconds, cell: (r) => seconds(r.seconds) },
