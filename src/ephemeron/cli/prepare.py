@@ -47,7 +47,7 @@ def prepare_command(recipe: Path, prices_file: Path | None, labels: dict[str, st
                   [label]
                   column = "click"
                   [[steps]]
-                  step = "standardise"                  or min_max, quantile_bins, hash
+                  step = "standardise"                  or min_max, quantile_bins, impute, drop_missing, one_hot, ordinal, hash
                   [split]
                   test_fraction = 0.2
 
@@ -93,8 +93,14 @@ def _show(found: Prepared) -> None:
     for name, dataset in found.datasets.items():
         nbytes = sum(part.nbytes for part in dataset.partitions)
         rejected = f", {dataset.manifest.rejected} left out" if dataset.manifest.rejected else ""
-        click.echo(f"{name:6}{len(dataset)} rows{rejected}, {len(dataset.partitions)} partitions, {nbytes / 1e6:.1f} MB: {dataset.url}")
+        dropped = f", {dataset.manifest.dropped} dropped" if dataset.manifest.dropped else ""
+        click.echo(
+            f"{name:6}{len(dataset)} rows{rejected}{dropped}, {len(dataset.partitions)} partitions, {nbytes / 1e6:.1f} MB: {dataset.url}"
+        )
     document = found.document()
+    codes = {c.name: c.width for c in found.pipeline.schema_out_ if c.kind == "ordinal"} if found.pipeline else {}
+    if codes:
+        click.echo(f"codes: {', '.join(f'{name} {size}' for name, size in codes.items())}")
     if document["collisions"] is not None:
         click.echo(f"{document['collisions']} collisions of hashed features")
     click.echo(f"{found.seconds:.1f} s; {found.bill}", err=True)

@@ -8,7 +8,7 @@
 
     loading, load_plan, load_part      files to partitions: `sources`, `csv_text`, `libsvm_text`, `parquet_plan`
     moments, histogram, occupancy      statistics that merge exactly
-    transforms, hashing, pipeline      what changes rows, fitted once; `columns`, `inputs`: rows in memory
+    transforms, hashing, pipeline      what changes rows, fitted once; `columns`, `values`: rows in memory
     fitting, applying                  a pipeline over the partitions of a dataset
     recipe                             `ephemeron prepare`
 
@@ -28,11 +28,25 @@ if TYPE_CHECKING:
     from ephemeron.preparation.loading import load_csv, load_libsvm, load_parquet
     from ephemeron.preparation.pipeline import Pipeline
     from ephemeron.preparation.stages import InProcess
-    from ephemeron.preparation.transforms import FeatureHasher, MinMaxScaler, QuantileBinner, StandardScaler, Transform
+    from ephemeron.preparation.transforms import (
+        DropMissing,
+        FeatureHasher,
+        MinMaxScaler,
+        OneHotEncoder,
+        OrdinalEncoder,
+        QuantileBinner,
+        SimpleImputer,
+        StandardScaler,
+        Transform,
+    )
 
 _MODULES = {
     "TableDataset": "ephemeron.data.tables",
     "SparseRows": "ephemeron.preparation.columns",
+    "DropMissing": "ephemeron.preparation.transforms",
+    "OneHotEncoder": "ephemeron.preparation.transforms",
+    "OrdinalEncoder": "ephemeron.preparation.transforms",
+    "SimpleImputer": "ephemeron.preparation.transforms",
     "FeatureHasher": "ephemeron.preparation.transforms",
     "HashSplit": "ephemeron.preparation.hashing",
     "Layout": "ephemeron.preparation.load_plan",
@@ -48,13 +62,17 @@ _MODULES = {
 }
 
 __all__ = [
+    "DropMissing",
     "FeatureHasher",
     "HashSplit",
     "InProcess",
     "Layout",
     "MinMaxScaler",
+    "OneHotEncoder",
+    "OrdinalEncoder",
     "Pipeline",
     "QuantileBinner",
+    "SimpleImputer",
     "SparseRows",
     "StandardScaler",
     "TableDataset",

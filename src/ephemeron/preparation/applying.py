@@ -113,7 +113,12 @@ def apply_to_dataset(
         loop_run(open_files(out).create("rejected.jsonl", "".join(lines).encode()))
     parts = [one.partition for one in made if one.partition is not None]
     return TableWriter(out, columns).finish(
-        name or dataset.manifest.name, parts, source=dataset.manifest.source, pipeline=content, rejected=len(rejects)
+        name or dataset.manifest.name,
+        parts,
+        source=dataset.manifest.source,
+        pipeline=content,
+        rejected=len(rejects),
+        dropped=sum(one.dropped for one in made),
     )
 
 
@@ -125,6 +130,8 @@ class _Made(Typed):
     """None: rows are refused, and that is an error."""
     rejects: tuple[tuple[int, str, str], ...] = ()
     """Rows that are left out: number in the old dataset, from 1, column and reason."""
+    dropped: int = 0
+    """Rows that a step drops."""
 
 
 def _refuse(made: _Made, dataset: TableDataset, on_error: OnError) -> None:
@@ -147,15 +154,16 @@ def apply_to_range(item: dict[str, Any]) -> dict[str, Any]:
         split = HashSplit(rule["test_fraction"], key=rule["key"], seed=rule["seed"])
         chosen = split.is_test(rows, split.names(dataset.schema)) == (rule["side"] == "test")
         rows, numbers = taken(rows, chosen), numbers[chosen]
-    columns, refused = dataset.schema, dict[int, tuple[str, str]]()
+    columns, refused, dropped = dataset.schema, dict[int, tuple[str, str]](), 0
     if pipeline is not None:
-        (rows, refused), columns = pipeline.apply_valid(rows), pipeline.schema_out_
+        (rows, left, refused), columns = pipeline.apply_valid(rows), pipeline.schema_out_
+        dropped = len(numbers) - len(left) - len(refused)
     rejects = tuple((int(numbers[row]), *refused[row]) for row in sorted(refused))
     if rejects and item["on_error"] == "fail":
         failed: dict[str, Any] = plain(_Made(rejects=rejects[:1]))
         return failed
     made = TableWriter(item["out"], columns).write(item["index"], to_table(rows, columns))
-    receipt = plain(_Made(partition=made, rejects=rejects))
+    receipt = plain(_Made(partition=made, rejects=rejects, dropped=dropped))
     found: dict[str, Any] = State(item["out"]).create(f"done/{item['index']:05d}", receipt)
     return found
 
@@ -184,7 +192,7 @@ def row_ranges(
     rows = from_table(dataset.read(first).slice(0, _SAMPLE), dataset.schema)
     count = min(_SAMPLE, dataset.partitions[first].rows)
     columns = dataset.schema if pipeline is None else pipeline.schema_out_
-    nbytes = len(encode_table(to_table(rows if pipeline is None else pipeline.apply_valid(rows)[0], columns), columns))
+    nbytes = len(encode_table(to_table(rows if pipeline is None else pipeline.apply_valid(rows).rows, columns), columns))
     share = 1.0 if split is None or side == "all" else split.test_fraction if side == "test" else 1 - split.test_fraction
     wanted = max(1.0, total * nbytes / count * share / (partition_mb * 1e6))
     parts = dataset.partitions

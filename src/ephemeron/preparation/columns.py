@@ -2,6 +2,8 @@
 
     numeric, label    array of numbers, NaN where a value is absent
     categorical       `Categories`: codes and the distinct texts that they stand for
+    ordinal           array of int64: a code for each row
+    vector            array of float32 [rows, entries]
     sparse            `SparseRows`: compressed rows
 
 Only `from_table` and `to_table` need pyarrow; the rest is what inference with a saved pipeline needs.
@@ -19,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.config.typed import near
-from ephemeron.data.tables.arrow import INDICES, VALUES, columns_of, csr_batch, pyarrow, schema_of
+from ephemeron.data.tables.arrow import INDICES, VALUES, columns_of, csr_batch, pyarrow, schema_of, vectors_of
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
 from ephemeron.preparation.values import InvalidValue, coded_texts, floats, has_text
@@ -79,8 +81,10 @@ def from_table(table: Any, columns: Sequence[Column]) -> dict[str, ColumnData]:
             parts = table.select([column.name + INDICES, column.name + VALUES]).combine_chunks()
             batch = csr_batch(parts)
             rows[column.name] = SparseRows(batch.indptr, batch.indices, batch.values, column.width)
-            continue
-        rows[column.name] = column_of(table.column(column.name), column)
+        elif column.kind == "vector":
+            rows[column.name] = vectors_of(table.column(column.name))
+        else:
+            rows[column.name] = column_of(table.column(column.name), column)
     return rows
 
 
@@ -98,6 +102,8 @@ def to_table(rows: Rows, columns: Sequence[Column]) -> Any:
             codes = pa.array(data.codes, pa.int32(), mask=data.codes < 0)
             texts = pa.array(list(data.values), pa.string())
             arrays.append(pa.DictionaryArray.from_arrays(codes, texts).cast(pa.string()))
+        elif column.kind == "vector":
+            arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(data.ravel(), pa.float32()), column.width))
         else:
             field = schema.field(column.name)
             arrays.append(pa.array(data, from_pandas=True).cast(field.type))
@@ -143,11 +149,19 @@ def column_of(values: Any, column: Column) -> ColumnData:
             return Categories(*coded_texts(values))
         except InvalidValue as e:
             raise JobError(f"column {column.name} should have categories; row {e.row}: {e}", remedy="convert it to text") from None
+    if column.kind == "vector":
+        vectors = np.asarray(values, np.float32)
+        if vectors.ndim != 2 or vectors.shape[1] != column.width:
+            raise JobError(f"column {column.name} has the shape {list(vectors.shape)}", remedy=f"give [rows, {column.width}]")
+        return vectors
     numbers, wrong = floats(values)
+    if column.kind == "ordinal" and not wrong:
+        valid = (numbers >= 0) & (numbers < column.width) & (numbers == np.floor(numbers))
+        wrong = {int(row): f"{numbers[row]:g} is no code from 0 to {column.width - 1}" for row in np.flatnonzero(~valid)[:1]}
     if wrong:
         row = min(wrong)
         raise JobError(f"column {column.name} should have numbers; row {row}: {wrong[row]}")
-    return numbers
+    return numbers.astype(np.int64) if column.kind == "ordinal" else numbers
 
 
 def taken(rows: Rows, chosen: NDArray[np.bool_]) -> dict[str, ColumnData]:
@@ -227,8 +241,8 @@ class Presented:
 
     rows: dict[str, ColumnData]
     columns: tuple[Column, ...]
-    returned: Callable[[Rows, Sequence[Column]], Any]
-    """Turns changed rows into what the caller gave."""
+    returned: Callable[[Rows, Sequence[Column], NDArray[np.int64]], Any]
+    """Turns changed rows into what the caller gave; of rows that are left of those, given by their numbers."""
 
 
 def presented(data: Any, columns: Sequence[Column] | None, needed: Collection[str] = ()) -> Presented:
@@ -254,7 +268,7 @@ def presented(data: Any, columns: Sequence[Column] | None, needed: Collection[st
         index, data = data.index, _columns_of_frame(data)
         found = tuple(columns) if columns is not None else tuple(_column(*one) for one in data.items())
         found = _there(found, data.keys(), needed)
-        return Presented(from_mapping(data, found), found, lambda rows, columns: _frame(rows, columns, index))
+        return Presented(from_mapping(data, found), found, lambda rows, columns, left: _frame(rows, columns, index[left]))
     if not isinstance(data, Mapping):
         raise JobError(
             f"{type(data).__name__} has no columns that are known here",
@@ -284,23 +298,23 @@ def _array(data: Any, columns: Sequence[Column] | None) -> Presented:
     return Presented(from_mapping({c.name: data[:, n] for n, c in enumerate(found)}, found), tuple(found), _stacked)
 
 
-def _stacked(rows: Rows, columns: Sequence[Column]) -> Any:
+def _stacked(rows: Rows, columns: Sequence[Column], left: NDArray[np.int64]) -> Any:
     given = [column for column in columns if column.name in rows]
-    if all(column.kind == "numeric" for column in given):
+    if all(column.kind in ("numeric", "ordinal", "vector") for column in given):
         return np.column_stack([np.asarray(rows[column.name]) for column in given])
-    return _mapping(rows, columns)
+    return _mapping(rows, columns, left)
 
 
-def _mapping(rows: Rows, columns: Sequence[Column]) -> dict[str, Any]:
+def _mapping(rows: Rows, columns: Sequence[Column], left: NDArray[np.int64]) -> dict[str, Any]:
     return {name: data.tolist() if isinstance(data, Categories) else data for name, data in rows.items()}
 
 
-def _as_table(data: Any) -> tuple[Any, Callable[[Rows, Sequence[Column]], Any]]:
+def _as_table(data: Any) -> tuple[Any, Callable[[Rows, Sequence[Column], NDArray[np.int64]], Any]]:
     """A table, or a record batch as a table; and what makes such a thing again."""
     pa = pyarrow()
 
-    def batch(rows: Rows, columns: Sequence[Column]) -> Any:
-        made = _table(rows, columns).combine_chunks()
+    def batch(rows: Rows, columns: Sequence[Column], left: NDArray[np.int64]) -> Any:
+        made = _table(rows, columns, left).combine_chunks()
         return pa.RecordBatch.from_arrays([pa.concat_arrays(one.chunks) for one in made.columns], schema=made.schema)
 
     if isinstance(data, pa.RecordBatch):
@@ -308,7 +322,7 @@ def _as_table(data: Any) -> tuple[Any, Callable[[Rows, Sequence[Column]], Any]]:
     return data, _table
 
 
-def _table(rows: Rows, columns: Sequence[Column]) -> Any:
+def _table(rows: Rows, columns: Sequence[Column], left: NDArray[np.int64]) -> Any:
     return to_table(rows, [column for column in columns if column.name in rows])
 
 
@@ -322,7 +336,8 @@ def _columns_of_frame(frame: Any) -> dict[str, Any]:
 
 
 def _frame(rows: Rows, columns: Sequence[Column], index: Any) -> Any:
-    """A data frame. A sparse column is two, as in a table: arrays of NumPy per row in `NAME.indices` and `NAME.values`."""
+    """A data frame. A sparse column is two, as in a table: arrays of NumPy per row in `NAME.indices` and `NAME.values`; a vector is an
+    array per row."""
     pandas: Any = sys.modules["pandas"]
     made: dict[str, Any] = {}
     for name in (column.name for column in columns if column.name in rows):
@@ -331,6 +346,8 @@ def _frame(rows: Rows, columns: Sequence[Column], index: Any) -> Any:
             for suffix, entries in ((INDICES, data.indices), (VALUES, data.values)):
                 of_rows = np.split(entries, data.indptr[1:-1]) if len(data) else []
                 made[name + suffix] = pandas.Series(of_rows, index, dtype=object)
+        elif not isinstance(data, Categories) and data.ndim == 2:
+            made[name] = pandas.Series(list(data), index, dtype=object)
         else:
             made[name] = pandas.Series(data.tolist() if isinstance(data, Categories) else data, index)
     return pandas.DataFrame(made, index=index)

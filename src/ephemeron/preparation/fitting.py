@@ -95,7 +95,7 @@ def observe_partition(item: dict[str, Any]) -> dict[str, Any]:
         train = ~split.is_test(rows, split.names(dataset.schema))
         rows, numbers = taken(rows, train), numbers[train]
     if pipeline.fitted_:
-        refused = pipeline.apply_valid(rows, pipeline.fitted_)[1]
+        refused = pipeline.apply_valid(rows, pipeline.fitted_).refused
         if refused and item["on_error"] == "fail":
             (column, reason), row = refused[min(refused)], numbers[min(refused)]
             return {REFUSED: f"row {row}, column {column}: {reason}"}

@@ -15,10 +15,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from ephemeron.config.paths import AnyPath
 from ephemeron.config.typed import build, near, plain
@@ -28,7 +29,17 @@ from ephemeron.errors import JobError, NotRepresentable
 from ephemeron.preparation.columns import ColumnData, Presented, Rows, length_of, presented, taken
 from ephemeron.preparation.hashing import HashSplit
 from ephemeron.preparation.statistics import Statistic
-from ephemeron.preparation.transforms import FeatureHasher, MinMaxScaler, QuantileBinner, StandardScaler, Transform
+from ephemeron.preparation.transforms import (
+    DropMissing,
+    FeatureHasher,
+    MinMaxScaler,
+    OneHotEncoder,
+    OrdinalEncoder,
+    QuantileBinner,
+    SimpleImputer,
+    StandardScaler,
+    Transform,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -38,7 +49,10 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """2: categories that are no text have the canonical text of `preparation.values`."""
-STEPS: dict[str, type[Transform]] = {kind.step: kind for kind in (StandardScaler, MinMaxScaler, QuantileBinner, FeatureHasher)}
+STEPS: dict[str, type[Transform]] = {
+    kind.step: kind
+    for kind in (SimpleImputer, DropMissing, StandardScaler, MinMaxScaler, QuantileBinner, OneHotEncoder, OrdinalEncoder, FeatureHasher)
+}
 
 
 def make_step(name: str, options: Mapping[str, Any], *, where: str) -> Transform:
@@ -62,6 +76,16 @@ def make_step(name: str, options: Mapping[str, Any], *, where: str) -> Transform
         if wrong:
             raise JobError(f"{where}: {name} has no option {wrong[0]}", remedy=near(wrong[0], known, what="options")) from None
         raise JobError(f"{where}: an option of {name} has a wrong type: {dict(options)}") from None
+
+
+class Applied(NamedTuple):
+    """Changed rows."""
+
+    rows: dict[str, ColumnData]
+    numbers: NDArray[np.int64]
+    """Of the rows that are left, among those that were given."""
+    refused: dict[int, tuple[str, str]]
+    """Numbers of rows that a step refuses, with column and reason. Rows that are in neither were dropped."""
 
 
 class Pipeline:
@@ -153,6 +177,8 @@ class Pipeline:
         found = {}
         for at in range(self.fitted_, end):
             found.update({f"{at}/{name}": one for name, one in self.steps[at].observe(rows).items()})
+            kept = self.steps[at].kept(rows)
+            rows = rows if kept is None else taken(rows, kept)
         return found
 
     def passes(self) -> Iterator[int]:
@@ -160,7 +186,7 @@ class Pipeline:
         while self.fitted_ < len(self.steps):
             end, changed = self.fitted_, set[str]()
             while end < len(self.steps) and not self.steps[end].observed_columns() & changed:
-                changed |= set(self.steps[end].feature_names_in_)
+                changed |= self.steps[end].changed_columns()
                 end += 1
             yield end
 
@@ -169,7 +195,13 @@ class Pipeline:
         for at in range(self.fitted_, end):
             prefix = f"{at}/"
             self.steps[at].conclude({k.removeprefix(prefix): v for k, v in found.items() if k.startswith(prefix)})
+            self._bind_next(at)
         self.fitted_ = end
+
+    def _bind_next(self, at: int) -> None:
+        """Tells the next step the columns of one that is fitted now, whose width was not known before."""
+        if at + 1 < len(self.steps):
+            self.steps[at + 1].bind(self.steps[at].schema_out())
 
     # -- application ---------------------------------------------------------------------------------------
 
@@ -177,6 +209,11 @@ class Pipeline:
     def schema_out_(self) -> tuple[Column, ...]:
         """Columns of what `transform` returns."""
         return self.steps[-1].schema_out()
+
+    @property
+    def sizes_(self) -> dict[str, int]:
+        """Numbers of codes of ordinal columns, such as `nn.Embedding` needs, and of entries of vectors and sparse columns, by name."""
+        return {column.name: column.width for column in self.schema_out_ if column.kind in ("ordinal", "vector", "sparse")}
 
     def transform(self, data: Any, *, out: AnyPath | None = None, pool: Runner | None = None, **options: Any) -> Any:
         """Applies the fitted steps.
@@ -190,7 +227,8 @@ class Pipeline:
         Returns:
             A `TableDataset` with a dataset. Else what `data` is: a table or record batch; a data frame with the same index; an array; or a
             mapping from names to arrays, whose sparse columns are `SparseRows` and whose categorical ones are lists. A sparse column of
-            a table or data frame is two, `NAME.indices` and `NAME.values`, which have a list or array per row.
+            a table or data frame is two, `NAME.indices` and `NAME.values`, which have a list or array per row; a one-hot column has one,
+            and is an array [rows, categories] in a mapping. Rows that `drop_missing` drops are left out, also of a frame's index.
 
         Raises:
             JobError: a column is missing, a value is not of its kind, or the pipeline is not fitted.
@@ -204,7 +242,8 @@ class Pipeline:
                 raise JobError("a dataset is transformed into another one", remedy="name its folder: out=…")
             return apply_to_dataset(self, data, out, pool=pool, **options)
         shown: Presented = presented(data, self.schema_in_, self._needed())
-        return shown.returned(self.apply(shown.rows), self.schema_out_)
+        rows, left, _ = self._applied(shown.rows, None, refuses=True)
+        return shown.returned(rows, self.schema_out_, left)
 
     def fit_transform(self, data: Any, **options: Any) -> Any:
         """`fit`, then `transform`."""
@@ -216,27 +255,34 @@ class Pipeline:
         Raises:
             NotRepresentable: see `fit`.
         """
-        for step in self.steps[:end]:
-            rows = step.apply(rows)
-        return dict(rows)
+        return self._applied(rows, end, refuses=True).rows
 
-    def apply_valid(self, rows: Rows, end: int | None = None) -> tuple[dict[str, ColumnData], dict[int, tuple[str, str]]]:
-        """What `apply` makes of the rows that no step refuses; and the numbers of the others, with column and reason."""
+    def apply_valid(self, rows: Rows, end: int | None = None) -> Applied:
+        """What `apply` makes of the rows that no step refuses; and which ones are refused."""
+        return self._applied(rows, end, refuses=False)
+
+    def _applied(self, rows: Rows, end: int | None, *, refuses: bool) -> Applied:
         numbers, refused = np.arange(length_of(rows)), dict[int, tuple[str, str]]()
         for step in self.steps[:end]:
+            kept = step.kept(rows)
+            if kept is not None and not kept.all():
+                rows, numbers = taken(rows, kept), numbers[kept]
             while True:
                 try:
                     rows = step.apply(rows)
                     break
                 except NotRepresentable as e:
+                    if refuses:
+                        raise
                     refused.update({int(numbers[row]): (e.column, e.reason) for row in e.rows})
-                    kept = np.isin(np.arange(len(numbers)), e.rows, invert=True)
-                    rows, numbers = taken(rows, kept), numbers[kept]
-        return dict(rows), refused
+                    valid = np.isin(np.arange(len(numbers)), e.rows, invert=True)
+                    rows, numbers = taken(rows, valid), numbers[valid]
+        return Applied(dict(rows), numbers, refused)
 
     def _needed(self) -> set[str]:
         """Columns without which the steps cannot be applied."""
-        return {name for step in self.steps for name in step.feature_names_in_}
+        given = {column.name for column in self.schema_in_}
+        return {name for step in self.steps for name in step.feature_names_in_ if name in given}
 
     def _check_fitted(self) -> None:
         if self.fitted_ < len(self.steps):
@@ -272,6 +318,7 @@ class Pipeline:
                 if one["fitted"] is None:
                     break
                 step.restore(one["fitted"])
+                made._bind_next(made.fitted_)
                 made.fitted_ += 1
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise JobError(f"{where} is no pipeline: {type(e).__name__}: {e}") from None

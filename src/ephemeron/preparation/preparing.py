@@ -69,6 +69,11 @@ class Prepared:
         """Rows that were left out, by the load or by a step."""
         return sum(dataset.manifest.rejected for dataset in self.datasets.values())
 
+    @property
+    def dropped(self) -> int:
+        """Rows that `drop_missing` left out."""
+        return sum(dataset.manifest.dropped for dataset in self.datasets.values())
+
     def document(self) -> dict[str, Any]:
         """As JSON."""
         hashers = [step for step in (self.pipeline.steps if self.pipeline else ()) if isinstance(step, FeatureHasher)]
@@ -78,6 +83,7 @@ class Prepared:
             "out": self.out,
             "rows": len(self.datasets["raw"]),
             "rejected": self.rejected,
+            "dropped": self.dropped,
             "datasets": {
                 name: {
                     "url": one.url,
@@ -89,6 +95,7 @@ class Prepared:
                 for name, one in self.datasets.items()
             },
             "pipeline": None if self.pipeline is None else self.pipeline.version_,
+            "sizes": {} if self.pipeline is None else self.pipeline.sizes_,
             "collisions": sum(hasher.collisions_ for hasher in hashers) if hashers else None,
             "stages": [{"stage": s.name, "stored": s.stored, "seconds": round(s.seconds, 3)} for s in self.stages],
             "seconds": round(self.seconds, 3),
@@ -311,11 +318,12 @@ def predict(plan: LoadPlan, pipeline: Pipeline | None, *, prices: Prices, memory
         copy = Pipeline.from_document(pipeline.document())
         for _ in range(2):  # fit, then application
             began = time.perf_counter()
-            if copy.fitted_ < len(copy.steps):
-                for end in copy.passes():
-                    copy.conclude(end, copy.observe(rows, end))
-            else:
-                encode_table(to_table(copy.apply_valid(rows)[0], copy.schema_out_), copy.schema_out_)
+            with contextlib.suppress(JobError):  # of a sample that lacks what the whole may have, such as any value of a column
+                if copy.fitted_ < len(copy.steps):
+                    for end in copy.passes():
+                        copy.conclude(end, copy.observe(rows, end))
+                else:
+                    encode_table(to_table(copy.apply_valid(rows).rows, copy.schema_out_), copy.schema_out_)
             per_pass.append(time.perf_counter() - began)
     tasks = len(plan.parts) * len(per_pass)
     compute_s = sum(per_pass) / share * max(1.0, MB_PER_VCPU / memory_mb)

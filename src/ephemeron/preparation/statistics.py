@@ -14,6 +14,8 @@ uniform and normal values: about 0.1 % of the rows).
 
 Occupancy, how many distinct keys were hashed into how many buckets: occupied buckets are a bit each. Distinct keys are counted by their hashes of 64 bits, of which the 262,144 smallest are kept (k minimum
 values, Bar-Yossef et al. 2002): up to that number the count is exact, beyond it an estimate with a standard error of 0.2 %.
+
+Counts: rows by text. Beyond a limit of texts only that it was exceeded is kept, which does not depend on the partitioning either.
 """
 
 from __future__ import annotations
@@ -369,10 +371,51 @@ def _distinct(hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
+# -- counts of texts -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """Rows by text."""
+
+    limit: int
+    """Most texts."""
+    counts: Mapping[str, int]
+    """Empty if there are more texts than the limit."""
+    exceeded: bool = False
+    """Whether there are."""
+
+    @classmethod
+    def of(cls, texts: Sequence[str], counts: Sequence[int] | NDArray[np.int64], limit: int) -> Counts:
+        """Of distinct texts, of which those without rows do not count."""
+        return cls(limit, {text: int(count) for text, count in zip(texts, counts, strict=True) if count})._within()
+
+    def merge(self, other: Counts) -> Counts:
+        """Of the rows of both."""
+        if self.exceeded or other.exceeded:
+            return Counts(self.limit, {}, exceeded=True)
+        found = dict(self.counts)
+        for text, count in other.counts.items():
+            found[text] = found.get(text, 0) + count
+        return Counts(self.limit, found)._within()
+
+    def _within(self) -> Counts:
+        return self if len(self.counts) <= self.limit else Counts(self.limit, {}, exceeded=True)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"limit": self.limit, "counts": dict(sorted(self.counts.items())), "exceeded": self.exceeded}
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Counts:
+        """The inverse of `plain`."""
+        return cls(raw["limit"], raw["counts"], raw["exceeded"])
+
+
 # -- all kinds ------------------------------------------------------------------------------------------------------
 
-Statistic: TypeAlias = Moments | Histogram | Occupancy
-_KINDS: dict[str, Any] = {"moments": Moments, "histogram": Histogram, "occupancy": Occupancy}
+Statistic: TypeAlias = Moments | Histogram | Occupancy | Counts
+_KINDS: dict[str, Any] = {"moments": Moments, "histogram": Histogram, "occupancy": Occupancy, "counts": Counts}
 REFUSED = "refused"
 """Key of the reason for which there are no statistics: unlike theirs, it has no slash."""
 

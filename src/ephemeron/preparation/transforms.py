@@ -1,4 +1,4 @@
-"""The port of transforms, scalers, quantile bins, and feature hashing.
+"""The port of transforms, scalers, quantile bins, feature hashing, and steps for absent values and categories.
 
 A transform sees rows twice. `observe` takes statistics of some rows, which merge; `conclude` sets the fitted attributes from those of
 all rows, and `apply` changes rows, from the fitted attributes alone. Fitted attributes have scikit-learn's names and end in `_`.
@@ -7,9 +7,11 @@ all rows, and `apply` changes rows, from the fitted attributes alone. Fitted att
 from __future__ import annotations
 
 import inspect
+import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,7 @@ from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError, NotRepresentable
 from ephemeron.preparation.columns import Categories, ColumnData, Rows, SparseRows, chosen, length_of, names_of, whole
 from ephemeron.preparation.hashing import column_seed, text_hashes
-from ephemeron.preparation.statistics import Histogram, Moments, Occupancy, Statistic
+from ephemeron.preparation.statistics import Counts, Histogram, Moments, Occupancy, Statistic
 
 if TYPE_CHECKING:
     from typing import Self
@@ -80,7 +82,7 @@ class Transform(ABC):
         self.schema_in_ = tuple(schema)
         self.feature_names_in_ = chosen(schema, self.columns, self.kinds, step=self.step)
 
-    kinds: ClassVar[tuple[str, ...]] = ("numeric",)
+    kinds: tuple[str, ...] = ("numeric",)
     """Kinds of columns that it can change."""
 
     def options(self) -> dict[str, Any]:
@@ -112,8 +114,16 @@ class Transform(ABC):
         """Columns of changed rows. Bound."""
 
     def observed_columns(self) -> set[str]:
-        """Columns whose values its statistics depend on. Bound."""
+        """Columns whose values its statistics depend on, and which rows it keeps. Bound."""
         return set(self.feature_names_in_)
+
+    def changed_columns(self) -> set[str]:
+        """Columns that it changes or adds. Bound."""
+        return set(self.feature_names_in_)
+
+    def kept(self, rows: Rows) -> NDArray[np.bool_] | None:
+        """Which rows are left, before they are changed; None: all."""
+        return None
 
 
 class _NumericStep(Transform):
@@ -456,6 +466,350 @@ class FeatureHasher(Transform):
         """Of all distinct texts of a column; of a numeric column: one, of its name."""
         texts = data.values if isinstance(data, Categories) else [""]
         return text_hashes(texts, column_seed(name, self.seed))
+
+
+# -- steps for absent values and categories -----------------------------------------------------------------------
+#
+# The categories of a column are those of the training rows, in the order of their texts, whatever the partitioning. They are counted
+# exactly, up to a limit that each step has: a pipeline holds every one of them.
+
+
+Strategy = Literal["mean", "median", "most_frequent", "constant"]
+HandleUnknown = Literal["ignore", "error"]
+
+MISSING = "_missing"
+"""End of the name of an indicator."""
+_MOST_VALUES = 100_000
+"""Distinct values of a column whose most frequent one is found."""
+
+
+def _choice(given: Any, known: Any, what: str) -> Any:
+    if given not in get_args(known):
+        raise JobError(f"{what} = {given!r} is not known", remedy=f"use one of {', '.join(get_args(known))}")
+    return given
+
+
+def _texts_of(data: ColumnData, limit: int) -> Counts:
+    """How many rows have each text, or each number by the shortest text that float64 reads back."""
+    if isinstance(data, Categories):
+        codes = data.codes[data.codes >= 0]
+        return Counts.of(data.values, np.bincount(codes, minlength=len(data.values)), limit)
+    values = np.asarray(data, np.float64)
+    found, counts = np.unique(values[~np.isnan(values)] + 0.0, return_counts=True)  # so that -0.0 is 0.0
+    if len(found) > limit:
+        return Counts(limit, {}, exceeded=True)
+    return Counts.of([repr(value) for value in found.tolist()], counts, limit)
+
+
+def _is_absent(data: ColumnData) -> NDArray[np.bool_]:
+    absent: NDArray[np.bool_] = data.codes < 0 if isinstance(data, Categories) else np.isnan(np.asarray(data, np.float64))
+    return absent
+
+
+class SimpleImputer(Transform):
+    """A value in place of absent ones.
+
+    Args:
+        columns: names; None: all that the strategy can fill in.
+        strategy: `mean` or `median` of numbers, which are those of the training rows (median: see `QuantileBinner`); `most_frequent`
+            value of numbers or categories, the least one of several; or `constant`.
+        fill_value: of `constant`: a number for numeric columns, or a text for categorical ones.
+        indicator: add the column `NAME_missing` for each column: 1 where the value was absent, else 0.
+    """
+
+    step = "impute"
+
+    statistics_: list[float | str]
+    """Per column: what absent values become."""
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        strategy: Strategy = "mean",
+        fill_value: float | str | None = None,
+        indicator: bool = False,
+    ) -> None:
+        super().__init__(columns)
+        self.strategy: Strategy = _choice(strategy, Strategy, "impute: strategy")
+        if (self.strategy == "constant") != (fill_value is not None):
+            what = "fill_value is missing" if fill_value is None else f"fill_value = {fill_value!r} is for strategy 'constant'"
+            raise JobError(f"impute: {what}", remedy='write strategy = "constant" and fill_value, a number or a text')
+        given: Any = fill_value
+        is_number = isinstance(given, numbers.Real) and given is not True and given is not False
+        if is_number and math.isfinite(float(given)):
+            given = float(given)
+        elif given is not None and not isinstance(given, str):
+            raise JobError(f"impute: fill_value = {given!r} is neither a finite number nor a text")
+        self.fill_value: float | str | None = given
+        self.indicator = bool(indicator)
+        if self.strategy == "most_frequent":
+            self.kinds = ("numeric", "categorical")
+        elif isinstance(given, str):
+            self.kinds = ("categorical",)
+
+    def bind(self, schema: Sequence[Column]) -> None:
+        super().bind(schema)
+        names = {column.name for column in schema}
+        for name in self._indicators():
+            if name in names:
+                raise JobError(f"impute: there is a column {name} already", remedy="rename it, or leave indicator out")
+
+    def _indicators(self) -> list[str]:
+        return [name + MISSING for name in self.feature_names_in_] if self.indicator else []
+
+    def changed_columns(self) -> set[str]:
+        return {*self.feature_names_in_, *self._indicators()}
+
+    def observe(self, rows: Rows) -> dict[str, Statistic]:
+        if self.strategy == "most_frequent":
+            return {name: _texts_of(rows[name], _MOST_VALUES) for name in self.feature_names_in_}
+        if self.strategy == "constant":
+            return {}
+        taken = Moments if self.strategy == "mean" else Histogram
+        return {name: taken.of(np.asarray(rows[name], np.float64)) for name in self.feature_names_in_}
+
+    def conclude(self, found: Mapping[str, Any]) -> None:
+        if self.fill_value is not None:
+            self.statistics_ = [self.fill_value] * len(self.feature_names_in_)
+            return
+        kinds = {column.name: column.kind for column in self.schema_in_}
+        self.statistics_ = [self._value(name, found[name], kinds[name]) for name in self.feature_names_in_]
+
+    def _value(self, name: str, found: Any, kind: str) -> float | str:
+        if isinstance(found, Counts):
+            if found.exceeded:
+                raise JobError(f"impute: column {name} has more than {found.limit:,} values", remedy="use another strategy for it")
+            most = max(found.counts.values(), default=0)
+            texts = [text for text, count in found.counts.items() if count == most]
+            value = (min(texts) if kind == "categorical" else min(map(float, texts))) if texts else math.nan
+        elif isinstance(found, Moments):
+            if found.infinite:
+                raise JobError(f"impute: column {name} has {found.infinite} infinite values")
+            value = found.mean
+        else:
+            value = float(found.quantiles([0.5])[0])
+        if value != value:
+            raise JobError(
+                f"impute: column {name} has no value in the training rows", remedy='set it to "ignore", or use strategy = "constant" for it'
+            )
+        return value
+
+    def fitted(self) -> dict[str, Any]:
+        return {"statistics_": list(self.statistics_)}
+
+    def restore(self, fitted: Mapping[str, Any]) -> None:
+        self.statistics_ = list(fitted["statistics_"])
+
+    def apply(self, rows: Rows) -> dict[str, ColumnData]:
+        out, added = dict(rows), dict[str, ColumnData]()
+        for name, value in zip(self.feature_names_in_, self.statistics_, strict=True):
+            data, absent = rows[name], _is_absent(rows[name])
+            if self.indicator:
+                added[name + MISSING] = absent.astype(np.float64)
+            if isinstance(data, Categories):
+                texts = list(data.values)
+                if value not in texts:
+                    texts.append(str(value))
+                out[name] = Categories(np.where(absent, texts.index(str(value)), data.codes), texts)
+            else:
+                out[name] = np.where(absent, float(value), np.asarray(data, np.float64))
+        return out | added
+
+    def schema_out(self) -> tuple[Column, ...]:
+        return (*self.schema_in_, *(Column(name=name, kind="numeric", dtype="float64") for name in self._indicators()))
+
+
+class DropMissing(Transform):
+    """Rows that lack a value are left out.
+
+    Args:
+        columns: names; None: all numeric and categorical columns.
+    """
+
+    step = "drop_missing"
+    kinds = ("numeric", "categorical")
+
+    n_dropped_: int
+    """Training rows that were dropped."""
+
+    def __init__(self, columns: Sequence[str] | None = None) -> None:
+        super().__init__(columns)
+
+    def changed_columns(self) -> set[str]:
+        return set()
+
+    def kept(self, rows: Rows) -> NDArray[np.bool_]:
+        absent = np.zeros(length_of(rows), bool)
+        for name in self.feature_names_in_:
+            absent |= _is_absent(rows[name])
+        return ~absent
+
+    def observe(self, rows: Rows) -> dict[str, Statistic]:
+        kept = self.kept(rows)
+        return {"rows": Counts.of(["kept", "dropped"], [int(kept.sum()), int((~kept).sum())], 2)}
+
+    def conclude(self, found: Mapping[str, Any]) -> None:
+        counts = found["rows"].counts
+        self.n_dropped_ = counts.get("dropped", 0)
+        if self.n_dropped_ and not counts.get("kept"):
+            raise JobError(
+                f"drop_missing: each of the {self.n_dropped_} training rows lacks a value of {', '.join(self.feature_names_in_)}",
+                remedy="name the columns that rows must have, or impute some first",
+            )
+
+    def fitted(self) -> dict[str, Any]:
+        return {"n_dropped_": self.n_dropped_}
+
+    def restore(self, fitted: Mapping[str, Any]) -> None:
+        self.n_dropped_ = fitted["n_dropped_"]
+
+    def apply(self, rows: Rows) -> dict[str, ColumnData]:
+        return dict(rows)
+
+    def schema_out(self) -> tuple[Column, ...]:
+        return self.schema_in_
+
+
+class _CategoryStep(Transform):
+    """A step that replaces categories, each by a place among those of the training rows."""
+
+    kinds = ("categorical",)
+    most: int
+    """Categories that a column may have, at most."""
+
+    categories_: list[list[str]]
+    """Per column, ascending."""
+
+    def __init__(self, columns: Sequence[str] | None, handle_unknown: HandleUnknown, min_frequency: int, limit: int) -> None:
+        super().__init__(columns)
+        self.handle_unknown: HandleUnknown = _choice(handle_unknown, HandleUnknown, f"{self.step}: handle_unknown")
+        self.min_frequency, self.limit = (whole(min_frequency, f"{self.step}: min_frequency"), whole(limit, f"{self.step}: limit"))
+        if self.min_frequency < 1:
+            raise JobError(f"{self.step}: min_frequency = {min_frequency} is below 1")
+        if not 1 <= self.limit <= self.most:
+            raise JobError(f"{self.step}: limit = {limit} should be from 1 to {self.most}")
+
+    def observe(self, rows: Rows) -> dict[str, Statistic]:
+        return {name: _texts_of(rows[name], self.limit) for name in self.feature_names_in_}
+
+    def conclude(self, found: Mapping[str, Any]) -> None:
+        made = []
+        for name in self.feature_names_in_:
+            seen: Counts = found[name]
+            if seen.exceeded:
+                raise JobError(
+                    f"{self.step}: column {name} has more than {self.limit:,} categories",
+                    remedy=f"raise limit, hash the column{', use ordinal' if self.step == 'one_hot' else ''}, or leave it out",
+                )
+            kept = sorted(text for text, count in seen.counts.items() if count >= self.min_frequency)
+            if not kept:
+                rare = f" with {self.min_frequency} rows" if seen.counts else ""
+                raise JobError(f"{self.step}: column {name} has no category{rare} in the training rows", remedy="leave it out")
+            made.append(kept)
+        self.categories_ = made
+
+    def fitted(self) -> dict[str, Any]:
+        return {"categories_": [list(one) for one in self.categories_]}
+
+    def restore(self, fitted: Mapping[str, Any]) -> None:
+        self.categories_ = [list(one) for one in fitted["categories_"]]
+
+    def apply(self, rows: Rows) -> dict[str, ColumnData]:
+        out = dict(rows)
+        for name, categories in zip(self.feature_names_in_, self.categories_, strict=True):
+            data = rows[name]
+            assert isinstance(data, Categories)
+            place_of = {text: n for n, text in enumerate(categories)}
+            places = np.array([*(place_of.get(text, -1) for text in data.values), -1], np.int64)[data.codes]
+            if self.handle_unknown == "error":
+                unknown = np.flatnonzero((places < 0) & (data.codes >= 0))
+                if len(unknown):
+                    raise NotRepresentable(
+                        step=self.step,
+                        column=name,
+                        rows=unknown.tolist(),
+                        reason=f"{data.values[data.codes[unknown[0]]]!r} is no category of the training rows",
+                        remedy='mend it, or set handle_unknown = "ignore"',
+                    )
+            out[name] = self._encoded(places, len(categories))
+        return out
+
+    @abstractmethod
+    def _encoded(self, places: NDArray[np.int64], size: int) -> NDArray[Any]:
+        """What rows become by the places of their categories; -1: absent or not known."""
+
+    @abstractmethod
+    def _column(self, name: str, size: int) -> Column:
+        """What the column of so many categories becomes."""
+
+    def schema_out(self) -> tuple[Column, ...]:
+        found = getattr(self, "categories_", [[""]] * len(self.feature_names_in_))  # widths follow from the fit
+        made = {name: self._column(name, len(one)) for name, one in zip(self.feature_names_in_, found, strict=True)}
+        return tuple(made.get(column.name, column) for column in self.schema_in_)
+
+
+class OneHotEncoder(_CategoryStep):
+    """A vector for each category column: 1 at the place of the row's category, else 0. Absent and unknown ones are zeros throughout.
+
+    Args:
+        columns: names; None: all categorical columns.
+        handle_unknown: of rows whose category no training row has: `ignore`, or `error`, which refuses them as invalid.
+        min_frequency: training rows that a category needs; others count as unknown.
+        limit: most categories of a column.
+    """
+
+    step = "one_hot"
+    most = 10_000
+
+    def __init__(
+        self, columns: Sequence[str] | None = None, *, handle_unknown: HandleUnknown = "ignore", min_frequency: int = 1, limit: int = 1000
+    ) -> None:
+        super().__init__(columns, handle_unknown, min_frequency, limit)
+
+    def _encoded(self, places: NDArray[np.int64], size: int) -> NDArray[Any]:
+        made = np.zeros((len(places), size), np.float32)
+        known = np.flatnonzero(places >= 0)
+        made[known, places[known]] = 1
+        return made
+
+    def _column(self, name: str, size: int) -> Column:
+        return Column(name=name, kind="vector", dtype="float32", width=size)
+
+
+class OrdinalEncoder(_CategoryStep):
+    """A whole number for each category, for embeddings: 1 for the first of the column, 0 for absent and unknown ones.
+
+    `Pipeline.sizes_` has the numbers of codes, 0 included.
+
+    Args:
+        columns: names; None: all categorical columns.
+        handle_unknown: see `OneHotEncoder`.
+        min_frequency: training rows that a category needs; others count as unknown, so that their code is trained.
+        limit: most categories of a column.
+    """
+
+    step = "ordinal"
+    most = 1 << 20
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        handle_unknown: HandleUnknown = "ignore",
+        min_frequency: int = 1,
+        limit: int = 100_000,
+    ) -> None:
+        super().__init__(columns, handle_unknown, min_frequency, limit)
+
+    def _encoded(self, places: NDArray[np.int64], size: int) -> NDArray[Any]:
+        return places + 1
+
+    def _column(self, name: str, size: int) -> Column:
+        return Column(name=name, kind="ordinal", dtype="int32", width=size + 1)
+
+
+# -- arithmetic of columns ----------------------------------------------------------------------------------------
 
 
 def _scaled(values: NDArray[np.float64], centre: float, scale: float, rest: float = 0.0) -> NDArray[np.float64]:

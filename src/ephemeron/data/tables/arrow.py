@@ -1,7 +1,8 @@
 """Columns of a prepared dataset as types of Arrow.
 
 Kind and width of a column are metadata of its field, so that a table describes itself. Sparse features are two columns,
-`NAME.indices` (list of int64) and `NAME.values` (list of float32); the indices of a row are sorted and unique.
+`NAME.indices` (list of int64) and `NAME.values` (list of float32); the indices of a row are sorted and unique. A vector, such as a
+one-hot one, is a list of fixed size.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def schema_of(columns: Sequence[Column]) -> Any:
         if column.kind == "sparse":
             fields.append(pa.field(column.name + INDICES, pa.list_(pa.int64()), metadata=about))
             fields.append(pa.field(column.name + VALUES, pa.list_(_value_type(column)), metadata=about))
+        elif column.kind == "vector":
+            fields.append(pa.field(column.name, pa.list_(_value_type(column), column.width), metadata=about))
         else:
             fields.append(pa.field(column.name, _value_type(column), metadata=about))
     return pa.schema(fields)
@@ -62,7 +65,8 @@ def columns_of(schema: Any) -> tuple[Column, ...]:
                 dtype = _dtype(pa, field.type.value_type)
                 found.append(Column(name=field.name.removesuffix(VALUES), kind="sparse", dtype=dtype, width=width))
         else:
-            found.append(Column(name=field.name, kind=kind, dtype=_dtype(pa, field.type), width=width))
+            value_type = field.type.value_type if kind == "vector" else field.type
+            found.append(Column(name=field.name, kind=kind, dtype=_dtype(pa, value_type), width=width))
     return tuple(found)
 
 
@@ -130,6 +134,12 @@ def dense_batch(table: Any, rows: slice | NDArray[Any] | None = None) -> tuple[N
     columns = [_numpy(_whole(table.column(name))).astype(np.float64) for name, kind in kinds.items() if kind == b"numeric"]
     dense = np.column_stack(columns) if columns else np.empty((table.num_rows, 0))
     return dense[chosen], labels_of(table, rows)
+
+
+def vectors_of(column: Any) -> NDArray[np.float32]:
+    """A vector column of a table as an array [rows, entries]."""
+    whole = _whole(column)
+    return _numpy(whole.flatten()).astype(np.float32).reshape(len(whole), whole.type.list_size)
 
 
 def labels_of(table: Any, rows: slice | NDArray[Any] | None = None) -> NDArray[Any] | None:

@@ -213,6 +213,7 @@ class TableWriter:
         source: Sequence[SourceFile] = (),
         pipeline: bytes | None = None,
         rejected: int = 0,
+        dropped: int = 0,
     ) -> TableDataset:
         """Publishes the dataset, once all its partitions are there: stores its manifest, after its pipeline.
 
@@ -222,6 +223,7 @@ class TableWriter:
             source: files that were loaded.
             pipeline: content of `pipeline.json`.
             rejected: rows that were left out.
+            dropped: rows that a step drops.
 
         Raises:
             JobError: another dataset is stored there.
@@ -229,7 +231,7 @@ class TableWriter:
             DatasetUnreachable: the store fails.
         """
         check_stored(self._files, name, partitions)
-        made = manifest_of(name, self.columns, partitions, source=source, pipeline=pipeline, rejected=rejected)
+        made = manifest_of(name, self.columns, partitions, source=source, pipeline=pipeline, rejected=rejected, dropped=dropped)
         if pipeline is not None:
             run(self._files.create(PIPELINE, pipeline))
         if not run(self._files.create(MANIFEST, encode(made))):

@@ -15,7 +15,7 @@ from ephemeron.errors import DatasetDamaged, JobError
 FORMAT = 1
 MANIFEST, PIPELINE = "dataset.json", "pipeline.json"
 
-Kind = Literal["numeric", "categorical", "sparse", "label"]
+Kind = Literal["numeric", "categorical", "ordinal", "vector", "sparse", "label"]
 Dtype = Literal["float64", "float32", "int64", "int32", "string"]
 
 
@@ -26,9 +26,9 @@ class Column:
     name: str
     kind: Kind
     dtype: Dtype
-    """Of its values: `string` for categories, `float32` for the values of sparse features."""
+    """Of its values: `string` for categories, `int32` for ordinal codes, `float32` for the values of vectors and sparse features."""
     width: Count = 1
-    """Sparse: the number of features; indices are below it."""
+    """Sparse: the number of features; indices are below it. Ordinal: the number of codes; codes are below it. Vector: entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,8 @@ class Manifest:
     """File of the fitted pipeline; None: the rows are as they were loaded."""
     rejected: Annotated[int, AtLeast(0)] = 0
     """Rows of the source that were left out because they are invalid."""
+    dropped: Annotated[int, AtLeast(0)] = 0
+    """Rows that a step of the pipeline drops."""
     format: int = FORMAT
 
 
@@ -79,6 +81,7 @@ def manifest_of(
     source: Sequence[SourceFile] = (),
     pipeline: bytes | None = None,
     rejected: int = 0,
+    dropped: int = 0,
 ) -> Manifest:
     """The manifest of partitions that are stored.
 
@@ -89,6 +92,7 @@ def manifest_of(
         source: files that were loaded.
         pipeline: content of `pipeline.json`; None: there is none.
         rejected: rows that were left out.
+        dropped: rows that a step drops.
     """
     digest = xxhash.xxh3_128()
     digest.update(json.dumps(plain(tuple(schema)), sort_keys=True).encode())
@@ -104,6 +108,7 @@ def manifest_of(
         source=tuple(source),
         pipeline=None if pipeline is None else PIPELINE,
         rejected=rejected,
+        dropped=dropped,
     )
 
 
