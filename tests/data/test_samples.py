@@ -129,3 +129,17 @@ def headed(text: bytes) -> bytes:
 def test_damage_is_named(data: bytes, message: str) -> None:
     with pytest.raises(CorruptMessage, match=message):
         decode(data)
+
+
+def test_inputs_of_several_columns_keep_their_fields() -> None:
+    inputs = np.zeros(3, [("city", "<i8"), ("größe ü", "<f4"), ("plan", "<f4", (2,))])
+    inputs["city"], inputs["plan"] = [2, 0, 1], [[1, 0], [0, 1], [0, 0]]
+    data = b"".join(encode(Samples(inputs, np.arange(3))))
+    found = decode(data)
+    assert found.inputs.dtype == inputs.dtype
+    assert np.array_equal(found.inputs, inputs)
+    assert found.take([2]).inputs["city"].tolist() == [1]
+    assert not np.shares_memory(found.inputs, inputs)
+    assert len(decode(b"".join(encode(Samples(inputs[:0], np.arange(0))))).inputs) == 0
+    with pytest.raises(CorruptMessage, match="the fields"):
+        decode(data.replace(b"<i8", b"<i2"))

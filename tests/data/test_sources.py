@@ -192,3 +192,36 @@ def test_prepared_datasets_with_numeric_columns(tmp_path):
         load(DataSpec(source="prepared", path=tmp_path / "wide"), seed=0)
     with pytest.raises(JobError, match="none' does not exist"):
         load(DataSpec(source="prepared", path=tmp_path / "none"), seed=0)
+
+
+def test_prepared_columns_are_a_tensor_or_a_dict(tmp_path):
+    pytest.importorskip("pyarrow", reason="prepared datasets are Arrow files")
+    torch = pytest.importorskip("torch", reason="batches are tensors")
+    from ephemeron.data.tables import Column, TableWriter
+    from ephemeron.preparation.columns import to_table
+    from ephemeron.training.task.tensors import as_tensors
+
+    y = Column(name="y", kind="label", dtype="int32")
+    age = Column(name="age", kind="numeric", dtype="float64")
+    plan = Column(name="plan", kind="vector", dtype="float32", width=2)
+    city = Column(name="city", kind="ordinal", dtype="int32", width=4)
+    rows = {"y": np.array([0, 2]), "age": np.array([0.5, 7]), "plan": np.eye(2, dtype="f4"), "city": np.array([3, 0])}
+
+    def write(name, *columns):
+        writer = TableWriter(str(tmp_path / name), columns)
+        writer.finish("d", [writer.write(0, to_table(rows, columns))])
+        return DataSpec(source="prepared", path=tmp_path / name, test_fraction=0.0, options={"batch": "dict"} if "dict" in name else {})
+
+    assert load(write("tensor", y, age, plan), seed=0).train.inputs.tolist() == [[0.5, 1, 0], [7, 0, 1]]
+    samples = load(write("dict", y, age, plan, city), seed=0).train
+    batch = as_tensors(samples.inputs, torch.float32)
+    assert samples.targets.tolist() == [0, 2]
+    assert {name: (value.dtype, value.tolist()) for name, value in batch.items()} == {
+        "age": (torch.float32, [0.5, 7.0]),
+        "plan": (torch.float32, [[1.0, 0.0], [0.0, 1.0]]),
+        "city": (torch.int64, [3, 0]),
+    }
+    with pytest.raises(JobError, match='column city has codes, which are no numbers; set data.options.batch = "dict", or use one_hot'):
+        load(write("codes", y, age, city), seed=0)
+    with pytest.raises(JobError, match="data.options.batch"):
+        load(DataSpec(source="prepared", path=tmp_path / "tensor", options={"batch": "list"}), seed=0)

@@ -24,13 +24,13 @@ import gzip
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -40,8 +40,8 @@ from ephemeron.data.formats.idx import idx_files, parse_idx
 from ephemeron.data.formats.lines import one_line
 from ephemeron.data.samples import Array, Samples
 from ephemeron.data.spec import DataSpec
-from ephemeron.data.tables import TableDataset, dense_batch
-from ephemeron.data.tables.arrow import beyond_float32
+from ephemeron.data.tables import Column, TableDataset
+from ephemeron.data.tables.arrow import beyond_float32, columns_batch
 from ephemeron.errors import DatasetError, DatasetNotFound, JobError, MissingExtra
 
 _LARGEST_MEMBER = 2**29
@@ -354,46 +354,105 @@ def _contents(path: Path) -> bytes:
 # -- prepared datasets with numeric columns (`data/tables`) -------------------------------------------------------
 
 
-def read_prepared(spec: DataSpec) -> tuple[Samples, Samples | None]:
-    """Numeric columns as float32 inputs, and labels: whole numbers for classes, else float32.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedOptions:
+    """`data.options` of a prepared dataset."""
 
-    The path is that of a dataset, or of a folder with the datasets `train` and `test`.
+    batch: Literal["tensor", "dict"] = "tensor"
+    """`tensor`: one tensor [samples, features] of all columns; `dict`: a tensor for each column, by name."""
+
+
+def read_prepared(spec: DataSpec) -> tuple[Samples, Samples | None]:
+    """Columns as inputs, and labels: whole numbers for classes, else float32.
+
+    The path is that of a dataset, or of a folder with the datasets `train` and `test`. Inputs are one array float32 [samples, features] of
+    numeric columns and vectors; with the option `batch = "dict"`, an array with a field for each column: numeric ones float32, codes int64,
+    vectors float32 [entries].
 
     Raises:
-        JobError: it is no such dataset, a column is not numeric, a value is absent or beyond float32, or there is no label.
+        JobError: it is no such dataset, a column is of another kind, a value is absent or beyond float32, or there is no label.
         MissingExtra: pyarrow is not installed.
     """
-    read_options(spec, NoOptions)
+    options = read_options(spec, PreparedOptions)
     path = need_path(spec, "a prepared dataset")
+    found = [_samples(part, options) for part in prepared_parts(path)]
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def prepared_parts(path: Path) -> list[Path]:
+    """Folders of the training and, if there is one, of the test dataset."""
     if (path / "train").is_dir():
-        return _samples(path / "train"), _samples(path / "test") if (path / "test").is_dir() else None
-    return _samples(path), None
+        return [path / name for name in ("train", "test") if (path / name).is_dir()]
+    return [path]
 
 
-def _samples(path: Path) -> Samples:
+def _samples(path: Path, options: PreparedOptions) -> Samples:
     try:
         dataset = TableDataset.open(str(path))
-        other = [column.name for column in dataset.schema if column.kind in ("categorical", "sparse")]
-        if other:
-            raise JobError(f"{path}: column {other[0]} is not numeric", remedy="leave it out, or train a sparse model (docs/sparse.md)")
-        parts = [dense_batch(table) for table in dataset.tables()]
+        check_columns(dataset.schema, options, where=str(path))
+        parts = [columns_batch(table) for table in dataset.tables()]
     except (DatasetNotFound, DatasetError) as e:
         raise JobError(str(e)) from None
     labels = [part for _, part in parts if part is not None]
     if len(labels) < len(parts) or not parts:
         raise JobError(f"{path} has no label", remedy="name its column in the recipe: [label] column = …")
-    inputs, targets = np.concatenate([part for part, _ in parts]), np.concatenate(labels)
-    if np.isnan(inputs).any():
-        raise JobError(f"{path} has absent values", remedy="leave out the columns or rows that have them")
-    names = [column.name for column in dataset.schema if column.kind == "numeric"]
+    columns = {name: np.concatenate([batch[name] for batch, _ in parts]) for name in parts[0][0]}
+    targets = np.concatenate(labels)
     label = next(column.name for column in dataset.schema if column.kind == "label")
-    for values, columns in ((inputs, names), (targets[:, None], [label])):
-        if len(beyond := np.argwhere(beyond_float32(values))):
-            row, at = beyond[0]
+    check_values({**columns, label: targets}, where=str(path))
+    whole = bool(np.all(targets == np.floor(targets))) and targets.dtype != np.float64
+    return Samples(table_inputs(columns, options), targets.astype(np.int64 if whole else np.float32))
+
+
+def check_columns(schema: Sequence[Column], options: PreparedOptions, *, where: str) -> None:
+    """Refuses columns that a batch does not take.
+
+    Raises:
+        JobError: names the first of them.
+    """
+    for column in schema:
+        if column.kind == "categorical":
             raise JobError(
-                f"{path}: column {columns[at]}, row {row + 1}: {float(values[row, at])!r} is beyond float32",
+                f"{where}: column {column.name} is not numeric", remedy="prepare it with one_hot, ordinal or hash, or leave it out"
+            )
+        if column.kind == "sparse":
+            raise JobError(f"{where}: column {column.name} is sparse", remedy="leave it out, or train a sparse model (docs/sparse.md)")
+        if column.kind == "ordinal" and options.batch == "tensor":
+            raise JobError(
+                f"{where}: column {column.name} has codes, which are no numbers", remedy='set data.options.batch = "dict", or use one_hot'
+            )
+    if all(column.kind == "label" for column in schema):
+        raise JobError(f"{where} has no columns beside the label")
+
+
+def check_values(columns: Mapping[str, Array], *, where: str) -> None:
+    """Refuses values that no model is given.
+
+    Raises:
+        JobError: a value is absent, or beyond float32; names column and row, from 1.
+    """
+    for name, values in columns.items():
+        if values.dtype.kind != "f":
+            continue
+        if len(absent := np.argwhere(np.isnan(values))):
+            raise JobError(
+                f"{where} has absent values: column {name}, row {absent[0][0] + 1}", remedy="prepare it with impute or drop_missing"
+            )
+        if len(beyond := np.argwhere(beyond_float32(values))):
+            raise JobError(
+                f"{where}: column {name}, row {beyond[0][0] + 1}: {float(values[tuple(beyond[0])])!r} is beyond float32",
                 remedy="scale the column when the data is prepared",
             )
-    inputs = inputs.astype(np.float32)
-    whole = bool(np.all(targets == np.floor(targets))) and targets.dtype != np.float64
-    return Samples(inputs, targets.astype(np.int64 if whole else np.float32))
+
+
+def table_inputs(columns: Mapping[str, Array], options: PreparedOptions) -> Array:
+    """Inputs of columns by name, as a job takes them; see `read_prepared`."""
+    if options.batch == "tensor":
+        rows = len(next(iter(columns.values()))) if columns else 0
+        return np.column_stack([np.empty((rows, 0), np.float32), *columns.values()]).astype(np.float32)
+    kinds = {name: values.dtype if values.dtype.kind == "i" else np.dtype(np.float32) for name, values in columns.items()}
+    order = sorted(columns, key=lambda name: -kinds[name].itemsize)  # keeps every field aligned
+    made = np.empty(len(columns[order[0]]), [(name, kinds[name], columns[name].shape[1:]) for name in order])
+    for name in order:
+        made[name] = columns[name]
+    return made

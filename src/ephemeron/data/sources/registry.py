@@ -85,6 +85,10 @@ def _read(spec: DataSpec, code: Sequence[Path]) -> tuple[Samples, Samples | None
 
 def _check_same_shapes(source: str, train: Samples, test: Samples) -> None:
     for name, a, b in (("inputs", train.inputs, test.inputs), ("targets", train.targets, test.targets)):
+        if a.dtype.fields != b.dtype.fields and (a.dtype.names or b.dtype.names):
+            raise JobError(
+                f"source {source!r}: columns are {a.dtype} for training but {b.dtype} for testing", remedy="prepare both together"
+            )
         if a.shape[1:] != b.shape[1:]:
             raise JobError(
                 f"source {source!r}: {name} have shape {a.shape[1:]} for training but {b.shape[1:]} for testing",

@@ -128,12 +128,29 @@ def csr_batch(table: Any, rows: slice | NDArray[Any] | None = None) -> CsrBatch:
 
 
 def dense_batch(table: Any, rows: slice | NDArray[Any] | None = None) -> tuple[NDArray[np.float64], NDArray[Any] | None]:
-    """Numeric columns of rows as an array [rows, columns] in their order, absent values as NaN, and the labels."""
+    """Numeric columns and vectors of rows as an array [rows, columns] in their order, absent values as NaN, and the labels."""
     chosen = slice(None) if rows is None else rows
-    kinds = {field.name: (field.metadata or {}).get(b"kind", b"") for field in table.schema}
-    columns = [_numpy(_whole(table.column(name))).astype(np.float64) for name, kind in kinds.items() if kind == b"numeric"]
+    columns = [_column(table, name, kind) for name, kind in _kinds(table).items() if kind in ("numeric", "vector")]
     dense = np.column_stack(columns) if columns else np.empty((table.num_rows, 0))
-    return dense[chosen], labels_of(table, rows)
+    return dense[chosen].astype(np.float64, copy=False), labels_of(table, rows)
+
+
+def columns_batch(table: Any, rows: slice | NDArray[Any] | None = None) -> tuple[dict[str, NDArray[Any]], NDArray[Any] | None]:
+    """Columns of rows by name: numeric ones float64 [rows], absent values as NaN, codes int64 [rows], vectors float32 [rows, entries];
+    and the labels."""
+    chosen = slice(None) if rows is None else rows
+    kinds = {name: kind for name, kind in _kinds(table).items() if kind in ("numeric", "ordinal", "vector")}
+    return {name: _column(table, name, kind)[chosen] for name, kind in kinds.items()}, labels_of(table, rows)
+
+
+def _kinds(table: Any) -> dict[str, str]:
+    return {field.name: (field.metadata or {}).get(b"kind", b"").decode() for field in table.schema}
+
+
+def _column(table: Any, name: str, kind: str) -> NDArray[Any]:
+    if kind == "vector":
+        return vectors_of(table.column(name))
+    return _numpy(_whole(table.column(name))).astype(np.int64 if kind == "ordinal" else np.float64)
 
 
 def vectors_of(column: Any) -> NDArray[np.float32]:

@@ -53,7 +53,7 @@ def model_arrays(model: nn.Module) -> tuple[Arrays, Mapping[str, object]]:
 
 
 def as_tensors(value: Any, dtype: torch.dtype | None, device: torch.device | None = None) -> Any:
-    """Arrays as tensors, floats in a dtype, on a device; trees of them likewise; anything else as it is.
+    """Arrays as tensors, floats in a dtype, on a device; trees of them likewise; anything else as it is. An array with fields is a dict.
 
     Args:
         dtype: of floating-point values; None: their own.
@@ -72,6 +72,8 @@ def as_tensors(value: Any, dtype: torch.dtype | None, device: torch.device | Non
         except TypeError:
             return converted
     if isinstance(value, np.ndarray):
+        if value.dtype.names:
+            return {name: as_tensors(value[name], dtype, device) for name in value.dtype.names}
         value = torch.from_numpy(np.array(value))
     if isinstance(value, torch.Tensor):
         if dtype is not None and value.is_floating_point():

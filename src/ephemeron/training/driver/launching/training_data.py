@@ -11,6 +11,7 @@ from ephemeron.communication.channels.base import Buffer
 from ephemeron.data import DataSets, Samples, encode, load
 from ephemeron.data.batch_source import BatchSource, Positions, TrainingBatch
 from ephemeron.data.flow_spec import DataProvider, FlowSpec
+from ephemeron.data.samples import fields_of
 from ephemeron.data.shuffle import Indices
 from ephemeron.data.sources.adapters import Pairs, is_pair
 from ephemeron.data.sources.registry import hold_out
@@ -142,6 +143,9 @@ class ArrayData:
 
     def described(self) -> str:
         inputs, targets = self._data.train.inputs, self._data.train.targets
+        if fields := fields_of(inputs.dtype):
+            columns = ", ".join(f"{name} {[2, *dtype.shape]} ({dtype.base})" for name, dtype in fields.items())
+            return f"a batch of columns {columns} with targets {targets.dtype}"
         return f"a batch of shape {[2, *inputs.shape[1:]]} ({inputs.dtype}) with targets {targets.dtype}"
 
 
