@@ -221,7 +221,7 @@ def test_prepared_columns_are_a_tensor_or_a_dict(tmp_path):
         "plan": (torch.float32, [[1.0, 0.0], [0.0, 1.0]]),
         "city": (torch.int64, [3, 0]),
     }
-    with pytest.raises(JobError, match='column city has codes, which are no numbers; set data.options.batch = "dict", or use one_hot'):
+    with pytest.raises(JobError, match=r'column city has codes, which are no numbers; set data\.options\.batch = "dict", or use one_hot'):
         load(write("codes", y, age, city), seed=0)
-    with pytest.raises(JobError, match="data.options.batch"):
+    with pytest.raises(JobError, match="batch = 'list' is not known; use one of tensor, dict"):
         load(DataSpec(source="prepared", path=tmp_path / "tensor", options={"batch": "list"}), seed=0)

@@ -15,16 +15,17 @@ import click
 
 from ephemeron.cli.bounds import bounded, code_options, label_option
 from ephemeron.cli.clouds import cloud_settings, place_options, taken
-from ephemeron.cli.predictions import dry_run_option, show_prediction
+from ephemeron.cli.predictions import TABLES, dry_run_option, prepared_option, show_left_out, show_prediction
 from ephemeron.cli.runs.commands import detachable
 from ephemeron.config.typed import Count, Positive
 from ephemeron.data.formats.lines import text_lines
-from ephemeron.errors import BudgetReached, JobError, TaskFailed
+from ephemeron.errors import BudgetReached, JobError, TaskFailed, UserError
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
     from ephemeron.executor.futures import TaskFuture
+    from ephemeron.runs.folders import RunFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -229,19 +230,32 @@ def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Inputs: .npz (array x, or arguments of the model by name), .npy, or .jsonl with a line per sample.",
+    help="Inputs: .npz (array x, or arguments of the model by name), .npy, or .jsonl with a line per sample; rows of a table: .csv, .tsv or "
+    ".parquet, for a run on a prepared dataset.",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Outputs: .npz (array y), .npy or .jsonl.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Outputs: .npz (array y), .npy or .jsonl. Of a table: .csv, .tsv or .parquet, with all its rows and columns, and those of predictions.",
+)
+@prepared_option
 @click.option("--batch-size", type=int, default=256, show_default=True, callback=bounded(Count), help="Samples of one task.")
 @click.option("--best", is_flag=True, help="Weights of the best evaluation (keep_best), not those at the run's end.")
 @_pool_options
 @detachable
-def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool, as_json: bool, **flags: Any) -> None:
+def predict_command(
+    run: str, data: Path, out: Path, prepared: Path | None, batch_size: int, best: bool, as_json: bool, **flags: Any
+) -> None:
     """Apply the trained model of RUN to many inputs, on functions.
 
     \b
     ephemeron predict last --data inputs.npz --out outputs.npz
     ephemeron predict RUN --data inputs.jsonl --out outputs.jsonl --platform aws --channel s3://bucket/prefix
+    ephemeron predict RUN --data customers.csv --out predicted.csv
+
+    Rows of a table have the columns from which the run's dataset was prepared. Its pipeline, which is kept with the run, makes the features.
 
     RUN is a name, its beginning, `last`, or the folder of a run. The model is called in evaluation mode with a batch of inputs; a task that has
     `predict_step(model, batch)` is asked instead.
@@ -249,19 +263,29 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
     from ephemeron.executor.predict import model_files, predict
     from ephemeron.executor.prediction_files import check_out, read_inputs, write_outputs
     from ephemeron.executor.programs import launch_elsewhere
-    from ephemeron.runs import folders
     from ephemeron.training.driver.result import result_of
 
+    began = time.monotonic()
+    is_table = data.suffix in TABLES
+    if prepared is not None and not is_table:
+        raise UserError(f"--prepared is for rows of a table, and {data} is none")
+    if is_table:
+        _check_out(out)
+        if out.suffix not in TABLES:
+            raise UserError(f"{out} is no table, and {data} is one: name a file *{', *'.join(TABLES)}")
+        if not data.is_file():
+            raise UserError(f"there is no file {data}")
+        if out.exists() and out.samefile(data):
+            raise UserError(f"{out} is the file that is read: name another --out")
+        return _predict_table(run, data, out, prepared, batch_size=batch_size, best=best, as_json=as_json, flags=flags)
     check_out(out)
     inputs = read_inputs(data)
-    is_folder = (Path(run) / folders.RUN_FILE).is_file()
-    result = result_of(folders.RunFolder(Path(run)) if is_folder else folders.find(run, kinds=folders.MODELS))
+    result = result_of(_folder_of(run))
     if (launch := launch_elsewhere(flags["platform"] or "local")) is not None:
         launch.keep_all(run, "model", {f"model/{name}": content for name, content in model_files(result, best=best).items()})
         launch.argv = tuple(each for each in launch.argv if each != "--best")  # they are the weights that are kept
         launch.keep(str(data), f"inputs{data.suffix}", data.read_bytes())
         launch.outputs[str(out)] = out
-    began = time.monotonic()
     outputs, bill = predict(
         result,
         inputs,
@@ -288,3 +312,48 @@ def predict_command(run: str, data: Path, out: Path, batch_size: int, best: bool
         click.echo(json.dumps(document))
     else:
         click.echo(f"{samples} outputs in {out}; {bill}", err=True)
+
+
+def _folder_of(run: str) -> RunFolder:
+    from ephemeron.runs import folders
+
+    is_folder = (Path(run) / folders.RUN_FILE).is_file()
+    return folders.RunFolder(Path(run)) if is_folder else folders.find(run, kinds=folders.MODELS)
+
+
+def _predict_table(
+    run: str, data: Path, out: Path, prepared: Path | None, *, batch_size: int, best: bool, as_json: bool, flags: dict[str, Any]
+) -> None:
+    """`predict` of rows of a table."""
+    from ephemeron.executor.programs import launch_elsewhere
+    from ephemeron.preparation.predicting import dataset_files, files_of, predict_table
+    from ephemeron.training.driver.result import result_of
+
+    began = time.monotonic()
+    result = result_of(_folder_of(run))
+    if (launch := launch_elsewhere(flags["platform"] or "local")) is not None:
+        launch.keep_all(run, "model", {f"model/{name}": content for name, content in files_of(result, best=best).items()})
+        launch.argv = tuple(each for each in launch.argv if each != "--best")
+        launch.keep(str(data), f"inputs{data.suffix}", data.read_bytes())
+        if prepared is not None:
+            launch.keep_all(str(prepared), "dataset", {f"dataset/{name}": content for name, content in dataset_files(prepared).items()})
+        launch.outputs[str(out)] = out
+    report, bill = predict_table(result, data, out, prepared=prepared, batch_size=batch_size, best=best, **_executor_options(flags))
+    show_left_out(report)
+    if as_json:
+        document = {
+            "run": result.folder.run_id,
+            "samples": report.rows,
+            "out": str(out),
+            "seconds": round(time.monotonic() - began, 3),
+            "columns": report.columns,
+            "dropped": report.dropped,
+            "refused": report.refused,
+            "cost_usd": bill.cost_usd,
+            "invocations": bill.invocations,
+            "gb_seconds": bill.gb_seconds,
+            "prices": bill.prices,
+        }
+        click.echo(json.dumps(document))
+    else:
+        click.echo(f"{report.rows} rows with {', '.join(report.columns)} in {out}; {bill}", err=True)

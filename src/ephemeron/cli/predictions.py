@@ -1,9 +1,10 @@
-"""`--dry-run`: what a command will take, as one table or one line of JSON, whatever it starts."""
+"""`--dry-run`: what a command will take, as one table or one line of JSON, whatever it starts; and what commands share that read tables."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,11 +15,33 @@ from ephemeron.units import human_count, human_seconds, human_usd
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ephemeron.preparation.predicting import TableReport
     from ephemeron.runs.predictions import Prediction, Predictor
 
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Check everything, print time, price and memory and what they rest on, and start nothing."
 )
+
+TABLES = (".csv", ".tsv", ".parquet")
+"""Endings of tables."""
+prepared_option = click.option(
+    "--prepared",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Dataset whose pipeline makes features of rows of a table.  [default: that of the run, which is kept with it]",
+)
+
+
+def show_left_out(report: TableReport) -> None:
+    """Says which rows of a table have no features."""
+    if report.dropped:
+        click.secho(f"{human_count(report.dropped, 'row')} without a prediction: drop_missing drops them", fg="yellow", err=True)
+    for line in report.told:
+        click.secho(line, fg="yellow", err=True)
+    if report.refused:
+        click.secho(
+            f"{human_count(report.refused, 'row')} without a prediction: of their values no features are made", fg="yellow", err=True
+        )
 
 
 def show_prediction(predictor: Predictor, *, as_json: bool) -> None:

@@ -198,6 +198,11 @@ def predictor_of(result: Result, *, best: bool = False) -> Predictor:
             "the model of a script is made by the script, and cannot be built without it",
             remedy="load result.state_dict() into a model of your own, and give its call to FunctionExecutor.map",
         )
+    if spec.sparse is not None:
+        raise JobError(
+            f"run {folder.run_id} is of a sparse job, whose inputs are rows of a table",
+            remedy="give a file *.csv or *.parquet with the columns from which its data was prepared",
+        )
     files = model_files(result, best=best)
     return Predictor(spec=dict(plain(spec)), code=files[CODE_FILE], weights=files[folder.weights.name])
 
@@ -258,7 +263,7 @@ def predict(
         raise JobError(f"batch_size = {batch_size} is below 1")
     predictor = tried(predictor_of(result, best=best), inputs, casts=casts, on_trial=on_trial)
     parts = ({name: a[at : at + batch_size] for name, a in inputs.items()} for at in range(0, rows, batch_size))
-    with _modules_kept(), FunctionExecutor(name="predict", preload=PRELOADS["predict"], **options) as pool:
+    with modules_kept(), FunctionExecutor(name="predict", preload=PRELOADS["predict"], **options) as pool:
         if on_pool is not None:
             on_pool(pool)
         outputs = _joined(list(pool.map(predictor, parts)))
@@ -267,7 +272,7 @@ def predict(
 
 
 @contextmanager
-def _modules_kept() -> Iterator[None]:
+def modules_kept() -> Iterator[None]:
     """Keeps this process's own modules: simulated functions are in this process, and import the run's."""
     modules, path = dict(sys.modules), list(sys.path)
     try:

@@ -119,6 +119,8 @@ def apply_to_dataset(
         pipeline=content,
         rejected=len(rejects),
         dropped=sum(one.dropped for one in made),
+        delimiter=dataset.manifest.delimiter,
+        missing=dataset.manifest.missing,
     )
 
 

@@ -319,7 +319,10 @@ def _finish(plan: LoadPlan, out: str, attempt: int, receipts: Mapping[int, Recei
     check_stored(open_files(out), name or folder, parts)
     if State(out).create("finished", attempt) != attempt:
         raise JobError(f"{out} is loaded by another preparation", remedy="name another folder")
-    return TableWriter(out, columns).finish(name or folder, parts, source=source, rejected=rejected)
+    layout = plan.layout
+    return TableWriter(out, columns).finish(
+        name or folder, parts, source=source, rejected=rejected, delimiter=layout.delimiter, missing=layout.missing
+    )
 
 
 def _write_rejected(plan: LoadPlan, out: str, attempt: int, receipts: Mapping[int, Receipt]) -> None:

@@ -42,6 +42,8 @@ TRIALS = "trials"
 MODELS = ("training", "regions", "sparse")
 """Kinds of runs that train a model."""
 JOB_FILE, CODE_FILE = "job.json", "code.zip"
+PREPARED = "prepared"
+"""Folder with the manifest and the pipeline of the prepared dataset that a run trains on."""
 
 
 def new_run_id(job: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ephemeron.cli.predictions import TABLES, prepared_option, show_left_out
 from ephemeron.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,9 +23,16 @@ _FORMATS = ("torchscript", "onnx", "safetensors")
 @click.command(short_help="Evaluate trained weights on this machine.")
 @click.argument("weights", metavar="RUN|WEIGHTS")
 @click.option("--job", "job_file", type=click.Path(path_type=Path), help="Job whose model and data are used.  [default: RUN's own]")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Rows of a table with the label, .csv, .tsv or .parquet, in place of the job's data: of a run on a prepared dataset.",
+)
+@prepared_option
 @click.option("--best", is_flag=True, help="RUN's weights of the best evaluation (keep_best), not those at its end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def evaluate(weights: str, job_file: Path | None, best: bool, as_json: bool) -> None:
+def evaluate(weights: str, job_file: Path | None, data: Path | None, prepared: Path | None, best: bool, as_json: bool) -> None:
     """Evaluate trained weights on all evaluation data of a job, on this machine.
 
     \b
@@ -32,12 +40,16 @@ def evaluate(weights: str, job_file: Path | None, best: bool, as_json: bool) -> 
     ephemeron evaluate last --best --json
     ephemeron evaluate weights.safetensors --job job.toml      a file, which a run or another program has written
     ephemeron evaluate RUN --job other-data.toml               a run's weights on the data of another job
+    ephemeron evaluate RUN --data customers.csv                a run's weights on rows of a table, through its pipeline
 
     RUN is a name, its beginning, or `last`. A run's own job is the one that was launched, with the code of its functions.
     """
     from ephemeron.training.driver.launching.evaluation import evaluate as evaluated
 
-    sparse = _sparse_metrics(weights, job_file, best=best)
+    if prepared is not None and data is None:
+        raise UserError("--prepared is for rows of a table: give --data, too")
+    table = None if data is None else _table_metrics(weights, job_file, data, prepared, best=best)
+    sparse = table or _sparse_metrics(weights, job_file, best=best)
     if sparse is None:
         job, tensors = _job_and_weights(weights, job_file, best)
         name, metrics = job.name, evaluated(job, tensors)
@@ -47,6 +59,23 @@ def evaluate(weights: str, job_file: Path | None, best: bool, as_json: bool) -> 
         click.echo(json.dumps({"weights": weights, "job": name, "metrics": metrics}))
     else:
         click.echo("  ".join(f"{name} {'-' if value is None else f'{value:.6g}'}" for name, value in metrics.items()))
+
+
+def _table_metrics(weights: str, job_file: Path | None, data: Path, prepared: Path | None, *, best: bool) -> tuple[str, Metrics]:
+    """Name of the job, and metrics on rows of a table."""
+    from ephemeron.preparation.predicting import evaluate_table
+    from ephemeron.runs import folders
+    from ephemeron.training.driver.result import result_of
+    from ephemeron.training.driver.trained import record_of
+
+    if job_file is not None or Path(weights).suffix == ".safetensors":
+        raise UserError("--data is for runs, with the job that they were launched with")
+    if data.suffix not in TABLES:
+        raise UserError(f"{data} is no table: give a file *{', *'.join(TABLES)}")
+    result = result_of(folders.find(weights, kinds=folders.MODELS))
+    metrics, report = evaluate_table(result, data, prepared=prepared, best=best)
+    show_left_out(report)
+    return record_of(result.folder).name, metrics
 
 
 def _sparse_metrics(weights: str, job_file: Path | None, *, best: bool) -> tuple[str, Metrics] | None:

@@ -214,6 +214,8 @@ class TableWriter:
         pipeline: bytes | None = None,
         rejected: int = 0,
         dropped: int = 0,
+        delimiter: str = ",",
+        missing: tuple[str, ...] | None = None,
     ) -> TableDataset:
         """Publishes the dataset, once all its partitions are there: stores its manifest, after its pipeline.
 
@@ -224,6 +226,7 @@ class TableWriter:
             pipeline: content of `pipeline.json`.
             rejected: rows that were left out.
             dropped: rows that a step drops.
+            delimiter, missing: of the CSV that was loaded.
 
         Raises:
             JobError: another dataset is stored there.
@@ -231,7 +234,17 @@ class TableWriter:
             DatasetUnreachable: the store fails.
         """
         check_stored(self._files, name, partitions)
-        made = manifest_of(name, self.columns, partitions, source=source, pipeline=pipeline, rejected=rejected, dropped=dropped)
+        made = manifest_of(
+            name,
+            self.columns,
+            partitions,
+            source=source,
+            pipeline=pipeline,
+            rejected=rejected,
+            dropped=dropped,
+            delimiter=delimiter,
+            missing=missing,
+        )
         if pipeline is not None:
             run(self._files.create(PIPELINE, pipeline))
         if not run(self._files.create(MANIFEST, encode(made))):

@@ -70,6 +70,10 @@ class Manifest:
     """Rows of the source that were left out because they are invalid."""
     dropped: Annotated[int, AtLeast(0)] = 0
     """Rows that a step of the pipeline drops."""
+    delimiter: str = ","
+    """Of the CSV that was loaded."""
+    missing: tuple[str, ...] | None = None
+    """Texts of absent values in the CSV that was loaded; None: the usual ones."""
     format: int = FORMAT
 
 
@@ -82,6 +86,8 @@ def manifest_of(
     pipeline: bytes | None = None,
     rejected: int = 0,
     dropped: int = 0,
+    delimiter: str = ",",
+    missing: tuple[str, ...] | None = None,
 ) -> Manifest:
     """The manifest of partitions that are stored.
 
@@ -93,6 +99,7 @@ def manifest_of(
         pipeline: content of `pipeline.json`; None: there is none.
         rejected: rows that were left out.
         dropped: rows that a step drops.
+        delimiter, missing: of the CSV that was loaded.
     """
     digest = xxhash.xxh3_128()
     digest.update(json.dumps(plain(tuple(schema)), sort_keys=True).encode())
@@ -109,6 +116,8 @@ def manifest_of(
         pipeline=None if pipeline is None else PIPELINE,
         rejected=rejected,
         dropped=dropped,
+        delimiter=delimiter,
+        missing=missing,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -148,6 +148,14 @@ class TrainedSparseModel:
             JobError: the model does not take its features or labels.
         """
         return evaluate(self.model, self.weights, opened(dataset))
+
+    def evaluate_rows(self, parts: Iterable[tuple[SparseRowsLike, NDArray[np.float32]]]) -> dict[str, float]:
+        """Metrics over sparse rows and their labels, part by part.
+
+        Raises:
+            JobError: the model does not take its features or labels.
+        """
+        return evaluate(self.model, self.weights, (Batch(rows.indptr, rows.indices, rows.values, labels) for rows, labels in parts))
 
 
 def trained_model(run: str | Path) -> TrainedSparseModel:

@@ -8,7 +8,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,16 +180,18 @@ def fit(
     return blocking(lambda interrupts: train())
 
 
-def evaluate(model: SparseModel, weights: Mapping[str, Floats], dataset: TableDataset) -> dict[str, float]:
-    """Metrics over all rows of a dataset."""
-    sums = evaluation_sums(model, weights, dataset)
+def evaluate(model: SparseModel, weights: Mapping[str, Floats], data: TableDataset | Iterable[Batch]) -> dict[str, float]:
+    """Metrics over all rows of a dataset or of batches."""
+    sums = evaluation_sums(model, weights, data)
     return {metric: total / max(count, 1.0) for metric, (total, count) in sums.items()}
 
 
-def evaluation_sums(model: SparseModel, weights: Mapping[str, Floats], dataset: TableDataset) -> dict[str, tuple[float, float]]:
-    """By metric, its total over all rows of a dataset, and what to divide it by."""
+def evaluation_sums(
+    model: SparseModel, weights: Mapping[str, Floats], data: TableDataset | Iterable[Batch]
+) -> dict[str, tuple[float, float]]:
+    """By metric, its total over all rows of a dataset or of batches, and what to divide it by."""
     sums: dict[str, tuple[float, float]] = {}
-    for batch in _batches(dataset):
+    for batch in _batches(data) if isinstance(data, TableDataset) else data:
         rows = model.rows(batch)
         values = {name: weights[name][at] for name, at in rows.items()}
         for metric, (total, count) in model.evaluate(batch, rows, values).items():

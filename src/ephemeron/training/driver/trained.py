@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ephemeron.config.code_bundle import Selection, bundle, unbundle
 from ephemeron.config.typed import build, plain
-from ephemeron.errors import JobError, MissingExtra, UserError
-from ephemeron.runs.folders import CODE_FILE, JOB_FILE, RUN_FILE, RunFolder
+from ephemeron.data.sources.readers import prepared_parts
+from ephemeron.data.spec import DataSpec
+from ephemeron.data.tables import TableDataset
+from ephemeron.data.tables.manifest import MANIFEST, PIPELINE, encode
+from ephemeron.errors import DatasetError, DatasetNotFound, JobError, MissingExtra, UserError
+from ephemeron.runs.folders import CODE_FILE, JOB_FILE, PREPARED, RUN_FILE, RunFolder
 from ephemeron.runs.header import RunHeader, read_header
 from ephemeron.training.driver import records
 from ephemeron.training.driver.records import run_spec
@@ -50,6 +54,24 @@ def store_program(folder: RunFolder, job: Job | None, code: bytes | None) -> Non
             folder.write(JOB_FILE, plain(dataclasses.replace(job, run={})))  # an address of [run] may hold a password
         except (TypeError, ValueError) as e:
             _log.info("the job is not stored with the run, since it is no JSON: %s", e)
+        if job.data.source == "prepared":
+            _store_pipeline(folder, job.data)
+
+
+def _store_pipeline(folder: RunFolder, data: DataSpec) -> None:
+    """Stores what made a run's columns of a table: predictions need it, and the dataset may be gone or another one by then."""
+    url = data.options.get("train") if data.path is None else prepared_parts(data.path)[0]
+    try:
+        dataset = TableDataset.open(str(url))
+        files = {MANIFEST: encode(dataset.manifest), PIPELINE: dataset.pipeline_bytes()}
+    except (DatasetNotFound, DatasetError) as e:
+        _log.warning("the pipeline is not stored with the run: %s", e)
+        return
+    place = folder.path / PREPARED
+    place.mkdir(exist_ok=True)
+    for name, content in files.items():
+        if content is not None:
+            (place / name).write_bytes(content)
 
 
 def record_of(folder: RunFolder) -> RunHeader:
@@ -64,8 +86,8 @@ def record_of(folder: RunFolder) -> RunHeader:
     return record
 
 
-def job_of_run(folder: RunFolder) -> Job:
-    """The job of a run, with the folders of its code as `code_of` finds them.
+def stored_job(folder: RunFolder) -> Job:
+    """The job of a run, as it was launched.
 
     Raises:
         UserError: it was not stored.
@@ -73,8 +95,16 @@ def job_of_run(folder: RunFolder) -> Job:
     raw = folder.read(JOB_FILE)
     if raw is None:
         raise UserError(f"run {folder.run_id} has no readable {JOB_FILE}: give its job")
-    job = build(Job, raw, where=f"{JOB_FILE} of {folder.run_id}")
-    return dataclasses.replace(job, code=tuple(code_of(folder, record_of(folder))))
+    return build(Job, raw, where=f"{JOB_FILE} of {folder.run_id}")
+
+
+def job_of_run(folder: RunFolder) -> Job:
+    """The job of a run, with the folders of its code as `code_of` finds them.
+
+    Raises:
+        UserError: it was not stored.
+    """
+    return dataclasses.replace(stored_job(folder), code=tuple(code_of(folder, record_of(folder))))
 
 
 def code_of(folder: RunFolder, record: RunHeader) -> list[Path]:

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def evaluate(job: Job, tensors: Mapping[str, torch.Tensor]) -> Metrics:
+def evaluate(job: Job, tensors: Mapping[str, torch.Tensor], feed: BatchSource | None = None) -> Metrics:
     """Metrics of weights on all evaluation data of a job.
 
     Args:
         job: with its task or model, and data.
         tensors: weights by the names of the model's `state_dict`.
+        feed: evaluation data in place of the job's.
 
     Raises:
         UserError: the job has no evaluation data, the weights are of another model, or the program raises.
@@ -36,15 +37,16 @@ def evaluate(job: Job, tensors: Mapping[str, torch.Tensor]) -> Metrics:
     from ephemeron.training.task.program import Program, model_of, task_from
     from ephemeron.training.worker.trainers.torch_trainer import TorchTrainer
 
-    data = training_data(job)
-    if not data.test_samples:
-        raise JobError("the job has no evaluation data", remedy="give it some, or data.test_fraction above 0")
+    if feed is None:
+        data = training_data(job)
+        if not data.test_samples:
+            raise JobError("the job has no evaluation data", remedy="give it some, or data.test_fraction above 0")
+        feed = _all_of(job, data)
     task = task_from(job, job.code)
     model = model_of(task, job)
     put_weights(model, tensors)
     # The weights that a run has written are the averaged ones already.
     options = dataclasses.replace(job.options, ema_decay=0.0, compile=False)
-    feed = _all_of(job, data)
     try:
         trainer = TorchTrainer(
             Program(task=task, model=model, optimizers=[], options=options),
