@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 INTERRUPTED = 130
+RESULT = "result"
+"""Column of results that are no dicts."""
+_ROWS = 10_000
+"""Rows of a table that are read at a time."""
 
 
 def _pool_options(command: F) -> F:
@@ -59,14 +65,14 @@ def _pool_options(command: F) -> F:
     "items_file",
     required=True,
     type=click.Path(path_type=Path),
-    metavar="FILE.jsonl",
-    help="Items, one JSON value per line; - for standard input.",
+    metavar="FILE",
+    help="Items: one JSON value per line, - for standard input; or rows of a .csv, .tsv or .parquet, each a dict by column.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    metavar="FILE.jsonl",
-    help="Results, one JSON value per line, in the order of the items. Needed but for --dry-run.",
+    metavar="FILE",
+    help="Results in the order of the items: one JSON value per line; or .csv, .tsv or .parquet, a row per result. Needed but for --dry-run.",
 )
 @click.option("--chunksize", type=int, default=1, show_default=True, callback=bounded(Count), help="Items of one task.")
 @click.option(
@@ -86,19 +92,23 @@ def map_command(function: str, items_file: Path, out: Path | None, chunksize: in
     \b
     ephemeron map words:count --items books.jsonl --out counts.jsonl
     ephemeron map sweep:train --items grid.jsonl --out scores.jsonl --platform aws --channel s3://bucket/prefix
+    ephemeron map fit:store --items stores.csv --out fits.csv
+
+    A row of a table is given to the function as one dict. Values of CSV are text, as they are written; those of Parquet have their types. A row
+    of an OUT that is a table has the columns of the results, which are dicts with the same keys, or `result`.
 
     With --dry-run some of the items are computed here, in a process with a function's memory, and none on functions.
 
     The module is searched in this folder, and sent with it: sources, text, and what they name; other tables and arrays of the folder
     stay, but for --code-include. Line n of OUT is the result of item n; null where its task failed,
-    which is told on standard error, with the task's own traceback. Ctrl-C cancels what is left.
+    which is told on standard error, with the task's own traceback (in a table: a row without values). Ctrl-C cancels what is left.
 
     Exit codes: 0 all items have results, 1 some have none, 2 refused before anything was started, 130 interrupted.
     """
     from ephemeron.executor import FunctionExecutor
     from ephemeron.executor.programs import present_launch
 
-    items, data = _items(items_file)
+    items, data, suffix = _items(items_file)
     if dry_run:
         from ephemeron.executor.map_prediction import predict_map
 
@@ -110,7 +120,7 @@ def map_command(function: str, items_file: Path, out: Path | None, chunksize: in
         raise click.UsageError("Missing option '--out'.")
     _check_out(out)
     if (launch := present_launch()) is not None:
-        launch.keep(str(items_file), "items.jsonl", data)
+        launch.keep(str(items_file), f"items{suffix}", data)
         launch.outputs[str(out)] = out
     began = time.monotonic()
     with FunctionExecutor(**_executor_options(flags)) as pool:
@@ -125,6 +135,7 @@ class _Collected:
 
     def __init__(self, futures: list[TaskFuture], out: Path, *, of: int, chunksize: int) -> None:
         self.futures, self.out, self.of, self.chunksize = futures, out, of, chunksize
+        self.file = _TableFile(out) if out.suffix in TABLES else _Lines(out)
         self.written = 0
         self.failures: list[dict[str, object]] = []
         self.stopped = ""
@@ -134,10 +145,9 @@ class _Collected:
     def collect(self, pool: FunctionExecutor) -> None:
         """Writes results until the last one, an interrupt, or the end of the budget."""
         try:
-            with self.out.open("w") as file:
+            with self.file.opened():
                 for values in self._values():
-                    file.writelines(json.dumps(value) + "\n" for value in values)
-                    file.flush()
+                    self.file.write(values)
                     self.written += len(values)
             return
         except KeyboardInterrupt:
@@ -161,6 +171,9 @@ class _Collected:
                     json.dumps(values)
                 except (TypeError, ValueError) as e:
                     raise TaskFailed(f"the result is no JSON: {e}", task=future.task) from None
+                for value in values:
+                    if wrong := self.file.refusal(value):
+                        raise TaskFailed(wrong, task=future.task)
             except TaskFailed as e:
                 first = n * self.chunksize + 1
                 self.failures.append({"item": first, "error": str(e), "tries": e.tries, "traceback": e.traceback})
@@ -194,12 +207,119 @@ class _Collected:
         sys.exit(self.code or (1 if failed else 0))
 
 
-def _items(path: Path) -> tuple[list[object], bytes]:
+class _Lines:
+    """Results as JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Inside, results can be written."""
+        with self._path.open("w") as self._file:
+            yield
+
+    def refusal(self, value: object) -> str:
+        """Why a result cannot be written; empty: it can."""
+        return ""
+
+    def write(self, values: Sequence[object]) -> None:
+        """Writes results; None for those that failed."""
+        self._file.writelines(json.dumps(value) + "\n" for value in values)
+        self._file.flush()
+
+
+class _TableFile(_Lines):
+    """Results as rows: of CSV, as they come; of Parquet, when all have come. Columns are those of the first result."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._columns: tuple[str, ...] | None = None
+        self._kinds: dict[str, str] = {}
+        self._rows: list[Mapping[str, Any]] = []
+        self._is_written = False
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        if self._path.suffix != ".parquet":
+            with self._path.open("w", newline="", encoding="utf-8") as self._file:
+                try:
+                    yield
+                finally:
+                    self._columns = self._columns or (RESULT,)
+                    self._write_csv()
+            return
+        from ephemeron.data.tables.arrow import pyarrow
+
+        pa = pyarrow()
+        from pyarrow import parquet
+
+        try:
+            yield
+        finally:
+            names = self._columns or (RESULT,)
+            parquet.write_table(pa.table({name: [row.get(name) for row in self._rows] for name in names}), self._path)
+
+    def refusal(self, value: object) -> str:
+        if value is None:
+            return ""
+        row = _row(value)
+        if not row:
+            return "the result is an empty dict, which is no row of a table"
+        if self._columns is not None and row.keys() != set(self._columns):
+            return f"the result has the columns {', '.join(row)}, and those before have {', '.join(self._columns)}"
+        for name, cell in row.items():
+            if cell is None:
+                continue
+            kind = "text" if isinstance(cell, str) else "a truth value" if isinstance(cell, bool) else "a number"
+            if not isinstance(cell, str | int | float):
+                return f"{name} of the result is a {type(cell).__name__}, which a table has not: write *.jsonl"
+            before = self._kinds.setdefault(name, kind)
+            if self._path.suffix == ".parquet" and (before != kind or (isinstance(cell, int) and abs(cell) >= 1 << 63)):
+                return f"{name} of the result is {kind}, {cell!r:.80}, and was {before} before, which a column of Parquet has not"
+        self._columns = self._columns or tuple(row)
+        return ""
+
+    def write(self, values: Sequence[object]) -> None:
+        self._rows += map(_row, values)
+        if self._path.suffix != ".parquet" and self._columns is not None:
+            self._write_csv()
+
+    def _write_csv(self) -> None:
+        assert self._columns is not None
+        writer = csv.writer(self._file, delimiter="\t" if self._path.suffix == ".tsv" else ",", lineterminator="\n")
+        if not self._is_written:
+            writer.writerow(self._columns)
+            self._is_written = True
+        for row in self._rows:
+            cells = (row.get(name) for name in self._columns)
+            writer.writerow("" if cell is None else cell if isinstance(cell, str) else json.dumps(cell) for cell in cells)
+        self._rows.clear()
+        self._file.flush()
+
+
+def _row(value: object) -> Mapping[str, Any]:
+    """A result as a row of a table."""
+    if value is None:
+        return {}
+    return {str(name): cell for name, cell in value.items()} if isinstance(value, dict) else {RESULT: value}
+
+
+def _items(path: Path) -> tuple[list[object], bytes, str]:
+    """Items of a file, its content, and the ending that says how it is read."""
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as e:
         raise JobError(f"items {path} cannot be read: {e.strerror}") from None
-    items = []
+    items: list[object] = []
+    if path.suffix in TABLES:
+        from ephemeron.preparation.predicting import TableFile
+
+        for part in TableFile(path).parts(_ROWS):
+            items += part.table.to_pylist()
+        if not items:
+            raise JobError(f"items {path} has no rows")
+        return items, data, path.suffix
     for number, line in text_lines(data, f"items {path}"):
         try:
             items.append(json.loads(line))
@@ -207,7 +327,7 @@ def _items(path: Path) -> tuple[list[object], bytes]:
             raise JobError(f"items {path}, line {number} is no JSON: {e}", remedy="write one JSON value per line") from None
     if not items:
         raise JobError(f"items {path} has no items", remedy="write one JSON value per line")
-    return items, data
+    return items, data, ".jsonl"
 
 
 def _check_out(out: Path) -> None:
