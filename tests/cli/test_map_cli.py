@@ -232,9 +232,12 @@ def test_wrong_predictions_are_refused_before_anything_begins(trained, monkeypat
     _, home = trained
     monkeypatch.setenv("EPHEMERON_HOME", str(home))
     np.save("x.npy", np.zeros((3, 64), dtype=np.float32))
+    Path("items.csv").write_text("a\n1\n")
     for arguments, said in (
         (("last", "--data", "absent.npy", "--out", "y.npy"), "absent.npy cannot be read"),
-        (("last", "--data", "x.csv", "--out", "y.npy"), "x.csv is of no known kind"),
+        (("last", "--data", "x.txt", "--out", "y.npy"), "x.txt is of no known kind"),
+        (("last", "--data", "x.csv", "--out", "y.npy"), "y.npy is no table, and x.csv is one"),
+        (("last", "--data", "items.csv", "--out", "y.csv"), "was not trained on a prepared table, so columns of a table say nothing to it"),
         (("last", "--data", "x.npy", "--out", "y.csv"), "y.csv is of no known kind"),
         (("last", "--data", "x.npy", "--out", "nowhere/y.npy"), "there is no folder"),
         (("another", "--data", "x.npy", "--out", "y.npy"), "run 'another' is not in"),
@@ -266,3 +269,45 @@ def test_inputs_and_outputs_as_files(tmp_path):
         check_out(tmp_path / "y.npy", two)
     write_outputs(tmp_path / "y.jsonl", two)
     assert [json.loads(line) for line in (tmp_path / "y.jsonl").read_text().splitlines()] == [{"y0": 1, "y1": [3]}, {"y0": 2, "y1": [4]}]
+
+
+def test_rows_of_tables_are_items_and_results(here):
+    pa = pytest.importorskip("pyarrow", reason="Parquet")
+    from pyarrow import parquet
+
+    (here / "rows_of_tables.py").write_text(
+        "def one(row):\n"
+        "    if row['zip'] == 'bad':\n        raise ValueError('a bad row')\n"
+        "    return {'zip': row['zip'], 'twice': 2 * float(row['x']), 'is': True}\n"
+        "def code(row):\n    return row['zip']\n"
+        "def nested(row):\n    return {'zip': [row['zip']]}\n"
+    )
+    (here / "z.csv").write_bytes(b'\xef\xbb\xbfzip,x,note\r\nbad,0,\r\n00501,1.5,"a,\r\nb"\r\n"00""7",2,NA\r\n')
+
+    def run(function, items, out, code=0):
+        ran = CliRunner().invoke(main, ["map", function, "--items", items, "--out", out, "--retries", "0", *SIMULATED])
+        assert ran.exit_code == code, ran.output
+        return ran.stderr
+
+    assert "item 1: ValueError: a bad row" in run("rows_of_tables:one", "z.csv", "o.csv", 1)
+    assert Path("o.csv").read_text() == 'zip,twice,is\n,,\n00501,3.0,true\n"00""7",4.0,true\n'
+    run("rows_of_tables:one", "z.csv", "o.parquet", 1)
+    want = [(None, None, None), ("00501", 3.0, True), ('00"7', 4.0, True)]
+    assert [tuple(row.values()) for row in parquet.read_table("o.parquet").to_pylist()] == want
+    parquet.write_table(pa.table({"zip": [501, None], "x": [1.0, 2.0]}), "z.parquet")
+    run("rows_of_tables:code", "z.parquet", "codes.tsv")
+    assert Path("codes.tsv").read_text() == 'result\n501\n""\n'
+    assert "zip of the result is a list, which a table has not: write *.jsonl" in run("rows_of_tables:nested", "z.parquet", "n.csv", 1)
+    (here / "short.csv").write_text("zip,x\n1,2\n3\n")
+    assert "short.csv, line 3: has 1 fields instead of 2" in run("rows_of_tables:code", "short.csv", "n.csv", 2)
+
+
+def test_the_columns_of_results_are_those_of_the_first_one(tmp_path):
+    from ephemeron.cli.map import _TableFile
+
+    file = _TableFile(tmp_path / "o.parquet")
+    assert file.refusal({}) == "the result is an empty dict, which is no row of a table"
+    assert not any(map(file.refusal, (None, {"a": 1, "b": None}, {"b": "x", "a": 2.5})))
+    assert file.refusal({"a": 1}) == "the result has the columns a, and those before have a, b"
+    assert "a of the result is text, 'x', and was a number before" in file.refusal({"a": "x", "b": None})
+    assert "which a column of Parquet has not" in file.refusal({"a": 2**63, "b": None})

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 PREDICTION = "prediction"
 """Name of the column of a model's only output, and beginning of those of others."""
 _END = b"\n"
-_BLOCK = 1 << 22
+_HEADER = _BLOCK = 1 << 22
 _LONGEST = 1 << 26
 """Bytes of a record, at most."""
 _WAVE = 4
@@ -126,7 +126,7 @@ class TableFile:
 
     def _header(self) -> tuple[list[str], int]:
         with self.path.open("rb") as file:
-            data = file.read(_BLOCK)
+            data = file.read(_HEADER)
         return header_of(data, self.delimiter, str(self.path))
 
     def _texts(self) -> Iterator[Any]:
