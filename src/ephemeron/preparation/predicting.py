@@ -9,6 +9,7 @@ its column, has no prediction. Texts of CSV stay as they are written.
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.data.batch_source import Positions, TrainingBatch
-from ephemeron.data.formats.records import CsvRecords, cells_of, check_names, header_of
+from ephemeron.data.formats.records import CsvRecords, cells_of, check_names, has_lone_return, header_of
 from ephemeron.data.sources.readers import PreparedOptions, check_columns, prepared_parts, read_options, table_inputs
 from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.arrow import beyond_float32, pyarrow
@@ -148,6 +149,23 @@ class TableFile:
 
     def _table(self, found: Sequence[bytes], line: int) -> Any:
         pa = pyarrow()
+        rows = self._at_once(found) or self._one_by_one(found, line)
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
+        return pa.Table.from_arrays([pa.array(column, pa.string()) for column in columns], schema=self.schema)
+
+    def _at_once(self, found: Sequence[bytes]) -> list[list[str]] | None:
+        """Cells of all records, if none is wrong: several times as quick."""
+        text = b"".join(found)
+        if has_lone_return(text) or CsvRecords(self.delimiter).end(found[-1], "record") == "quoted":
+            return None
+        try:
+            rows = [row for row in csv.reader(io.StringIO(text.decode(), newline=""), delimiter=self.delimiter) if row]
+        except (UnicodeDecodeError, csv.Error):
+            return None
+        whole = sum(1 for record in found if record.strip(b"\r\n"))
+        return rows if len(rows) == whole and all(len(row) == len(self.names) for row in rows) else None
+
+    def _one_by_one(self, found: Sequence[bytes], line: int) -> list[list[str]]:
         rows = []
         for record in found:
             if record.strip(b"\r\n"):
@@ -159,8 +177,7 @@ class TableFile:
                     raise JobError(f"{self.path}, line {line}: {e}", remedy="mend it") from None
                 rows.append(cells)
             line += record.count(b"\n")
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
-        return pa.Table.from_arrays([pa.array(column, pa.string()) for column in columns], schema=self.schema)
+        return rows
 
 
 class _TableOut:
