@@ -101,7 +101,7 @@ def map_command(function: str, items_file: Path, out: Path | None, chunksize: in
 
     The module is searched in this folder, and sent with it: sources, text, and what they name; other tables and arrays of the folder
     stay, but for --code-include. Line n of OUT is the result of item n; null where its task failed,
-    which is told on standard error, with the task's own traceback (in a table: a row without values). Ctrl-C cancels what is left.
+    and standard error has the task's own traceback (in a table: a row without values). Ctrl-C cancels what is left.
 
     Exit codes: 0 all items have results, 1 some have none, 2 refused before anything was started, 130 interrupted.
     """
