@@ -126,8 +126,8 @@ class Task:
         """Samples to train on.
 
         Returns:
-            A map-style `torch.utils.data.Dataset` or an `ephemeron.data.Flow`, which functions read themselves; a pair of arrays
-            (inputs, targets) whose first axis is the sample, of which every function is sent its share; or None: the job's data.
+            A pair of arrays (inputs, targets), or of a table and a column, of which every function is sent its share; a map-style
+            Dataset, a table, files (docs/flows.md) or an `ephemeron.data.Flow`, which functions read themselves; or None: the job's data.
         """
         return None
 
