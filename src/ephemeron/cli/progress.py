@@ -31,6 +31,7 @@ from ephemeron.prices import Prices, load_prices
 from ephemeron.runs.cost import CostMeter, GroupMeter, latest_metrics
 from ephemeron.runs.summary import RunResult
 from ephemeron.training.driver.failures import in_short
+from ephemeron.training.driver.progress import ProgressLines
 from ephemeron.training.driver.records import ResultSummary
 from ephemeron.training.worker.recovery.fencing import attempt_text
 from ephemeron.units import human_bytes, human_count, human_metric, human_seconds, human_usd
@@ -52,6 +53,7 @@ class Display:
         self._since, self._origin = since, 0.0
         self.console = console or make_console(to_stderr=True)
         self.ledger = CostMeter(prices or load_prices("objects"))
+        self._lines = ProgressLines(self.ledger)
         self.started: RunStarted | None = None
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -101,6 +103,8 @@ class Display:
         show = handlers.get(type(event))
         if show is not None:
             show(event)
+        if line := self._lines.of(event, paced=not self.console.is_terminal):
+            self._say(line)
 
     def _say(self, *parts: Part) -> None:
         self.console.print(text_of(*parts), soft_wrap=True)

@@ -23,6 +23,7 @@ from ephemeron.runs.client_run import ClientRuns, summarized
 from ephemeron.runs.folders import RESULT_FILE, RunFolder
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.kinds import Following
+from ephemeron.runs.origin import command_line
 from ephemeron.runs.stop_requests import request_stop, withdraw_stop
 from ephemeron.runs.summary import RunResult, RunSummary, write_summary
 
@@ -140,6 +141,7 @@ def new_header(
         ends_with_client=True,
         settings={} if options.settings is None else plain(options.settings),
         labels=labels,
+        command=command_line(),
     )
 
 

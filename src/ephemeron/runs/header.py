@@ -52,6 +52,10 @@ class RunHeader:
     """Launch of the functions that drive it (`runs.detached`); "": a client does."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """See `runs.labels`."""
+    command: str = ""
+    """Command line that began it (`runs.origin`); empty: not known."""
+    commit: str = ""
+    """Git commit of its code; empty: it has none."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Settings of the cloud; empty on other platforms."""
     payload: Mapping[str, Any] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
+from ephemeron.runs.notebook import on_event_in_notebook
 from ephemeron.runs.summary import RunResult
 from ephemeron.user_code import line_of
 
@@ -112,6 +113,10 @@ class RunKind(ABC):
             UserError: there is nothing to show yet.
         """
         return []
+
+    def shown(self, header: RunHeader) -> Callable[[Event], None]:
+        """What shows the progress of a run that a Python program follows without a callback of its own: in a notebook, the cell."""
+        return on_event_in_notebook(header.prices)
 
     def figures(self, folder: RunFolder, header: RunHeader) -> dict[str, Any]:
         """What `report --json` has beside the figures of all kinds, as JSON."""

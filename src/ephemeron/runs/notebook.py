@@ -24,12 +24,17 @@ def on_event_in_notebook(prices: Prices) -> Callable[[Event], None]:
     Args:
         prices: for the cost so far.
     """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None or not hasattr(shell, "kernel"):
+    if not in_notebook():
         return lambda event: None
     display = importlib.import_module("IPython.display").display
     handle = display(_Output("starting", "starting"), display_id=True)
     return CellProgress(prices, handle).on_event
+
+
+def in_notebook() -> bool:
+    """Whether a cell of a notebook runs."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return shell is not None and hasattr(shell, "kernel")
 
 
 class CellProgress:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +16,8 @@ from ephemeron.config import own_processes
 from ephemeron.units import MIB
 
 _WATCH_S = 0.02
+_WAIT_S = 0.25
+"""Seconds between two calls of `on_wait`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,14 @@ class Probed:
     """Last line of its standard error, or its exit code."""
 
 
-def run_probe(program: own_processes.Program, *arguments: str, cwd: Path, most_s: float, quota_mb: int = 0) -> Probed:
+def run_probe(
+    program: own_processes.Program,
+    *arguments: str,
+    cwd: Path,
+    most_s: float,
+    quota_mb: int = 0,
+    on_wait: Callable[[float], None] = lambda waited_s: None,
+) -> Probed:
     """Runs a program until it ends, or is killed.
 
     Args:
@@ -37,6 +48,7 @@ def run_probe(program: own_processes.Program, *arguments: str, cwd: Path, most_s
         cwd: its working folder, which is made.
         most_s: longest time, seconds.
         quota_mb: most resident memory, MiB; 0: any.
+        on_wait: called several times a second while it runs, with the seconds so far.
     """
     cwd.mkdir(exist_ok=True)
     process = subprocess.Popen(
@@ -52,19 +64,24 @@ def run_probe(program: own_processes.Program, *arguments: str, cwd: Path, most_s
     watcher = threading.Thread(target=_watch, args=(process, quota_mb, above), daemon=True)
     if quota_mb:
         watcher.start()
-    late = False
+    began, late, done = time.monotonic(), False, None
     try:
-        output, errors = process.communicate(timeout=most_s)
-    except subprocess.TimeoutExpired:
-        late = True
-        process.kill()
-        output, errors = process.communicate()
+        while done is None:
+            try:
+                done = process.communicate(timeout=_WAIT_S)
+            except subprocess.TimeoutExpired:
+                waited_s = time.monotonic() - began
+                if late := waited_s > most_s:
+                    process.kill()
+                    done = process.communicate()
+                on_wait(waited_s)
     except BaseException:
         process.kill()
         process.communicate()
         raise
     if quota_mb:
         watcher.join()
+    output, errors = done
     (last,) = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
     return Probed(ended="memory" if above.is_set() else "time" if late else "itself", output=output, last_error=last)
 

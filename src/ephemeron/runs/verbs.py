@@ -14,7 +14,7 @@ from ephemeron import blocking
 from ephemeron.errors import JobError, RunAlreadyDriven, UserError
 from ephemeron.events import Event, RunEnded
 from ephemeron.functions.jsonl import EventsReplaced, follow
-from ephemeron.runs import detached, folders, notebook, run_platform
+from ephemeron.runs import detached, folders, run_platform
 from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader, open_header
 from ephemeron.runs.kinds import Following, RunKind, find_kind
@@ -70,7 +70,7 @@ def attach(
 
     Args:
         run_id: name of the run, an unambiguous beginning of it, or `last`.
-        on_event: called with every event of the run, old ones first. None: in a notebook, the cell shows the progress.
+        on_event: called with every event of the run, old ones first. None: as for `train`.
         out: folder into which result, weights and report are copied.
         check: raise an error if the run fails; False: return its result.
         quiet_interrupt: return the result of a run that an interrupt has stopped, instead of raising `KeyboardInterrupt` when it has
@@ -88,7 +88,7 @@ def attach(
         KeyboardInterrupt: an interrupt has stopped the run at a checkpoint, from which `resume` goes on.
     """
     folder, header, kind = open_run(run_id)
-    once = OnceEach(notebook.on_event_in_notebook(header.prices) if on_event is None else on_event)
+    once = OnceEach(kind.shown(header) if on_event is None else on_event)
     with blocking.handled_interrupts() as interrupts, contextlib.ExitStack() as stack:
         result = None
         if detached.is_remote(header):
@@ -184,7 +184,7 @@ def resume(
 
     Args:
         run_id: name of the run, an unambiguous beginning of it, or `last`.
-        on_event: called with every event of the run. None: in a notebook, the cell shows the progress.
+        on_event: called with every event of the run. None: as for `train`.
         out: folder into which result, weights and report are copied.
         check: raise an error if the run fails; False: return its result.
         quiet_interrupt: return the result of a run that an interrupt has stopped, instead of raising `KeyboardInterrupt` when it has
@@ -203,7 +203,7 @@ def resume(
         KeyboardInterrupt: an interrupt has stopped the run at a checkpoint, from which `resume` goes on.
     """
     folder, header, kind = open_run(run_id)
-    shown = notebook.on_event_in_notebook(header.prices) if on_event is None else on_event
+    shown = kind.shown(header) if on_event is None else on_event
     run_platform.sweep(folders.runs_folder())
     if not detached.is_remote(header) and kind.wake(folder, header):
         return attach(folder.run_id, on_event=shown, out=out, check=check, quiet_interrupt=quiet_interrupt, loggers=loggers)

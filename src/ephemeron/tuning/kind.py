@@ -23,6 +23,7 @@ from ephemeron.runs.cost import Bill
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
 from ephemeron.runs.header import RunHeader, started
 from ephemeron.runs.kinds import Following, RunKind
+from ephemeron.runs.origin import command_line
 from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_summary
 from ephemeron.training.driver.launching.launch import service_of
@@ -158,6 +159,7 @@ def new_header(
         budget_usd=status.budget_usd,
         deadline_s=status.deadline_s,
         started_at=time.time(),
+        command=command_line(),
         labels=labels,
         payload={"file": "" if file.path is None else str(file.path)},
     )

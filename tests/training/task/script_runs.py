@@ -24,7 +24,7 @@ _TRIALS: dict[object, object] = {}
 def trials_once(monkeypatch, home):
     """The trial of a script is the same for every fault; its process begins warm, but for one in `test_script_trials`."""
 
-    def known(job, code, configuration):
+    def known(job, code, configuration, on_progress=None):
         key = (job.script, code, configuration.workers, job.options.decides)
         if key not in _TRIALS:
             with warm():

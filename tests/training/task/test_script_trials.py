@@ -186,3 +186,11 @@ def test_a_resumed_run_takes_a_changed_script_that_fits(tmp_path, change, says):
         return
     with pytest.raises(JobError, match=says):
         asyncio.run(asked())
+
+
+def test_what_a_trial_does_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(script_trial, "_SAY_EVERY_S", 0.0)
+    made, told = job(script=script(tmp_path, LOOP)), []
+    script_trial.script_trial(made, prepare.bundled(made), configuration(workers=2), told.append)
+    assert told[0].startswith("checking mine.py: two steps, which are repeated from its registered state")
+    assert any("what comes" in line or "starting" in line for line in told[1:])

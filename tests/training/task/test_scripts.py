@@ -264,3 +264,55 @@ def test_a_model_beside_modules_without_parameters_keeps_its_names():
     registered = Registered()
     registered.add({"model": torch.nn.Linear(2, 1), "norm": torch.nn.BatchNorm1d(2, affine=False)})
     assert {"weight", "bias", "norm.running_mean"} <= registered.weights().keys()
+
+
+ACCUMULATED = """
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+run.register(scheduler=scheduler)
+batches = [(x, y) for x, y in DataLoader(TensorDataset(inputs[:24], targets[:24]), batch_size=6)]
+lowest = float("inf")
+for epoch in run.epochs(2):
+    for number, (x, y) in enumerate(run.steps(batches)):
+        parts = [(x[i::3], y[i::3]) for i in range(3)]
+        losses = [functional.mse_loss(model(a), b) / 3 for a, b in parts]
+        for loss in losses:
+            loss.backward()
+        run.step(optimizer, sum(losses).detach(), clip_norm=1.0)
+        scheduler.step()
+        if number % 2:
+            with torch.no_grad():
+                run.log(val=functional.mse_loss(model(inputs), targets))
+    value = float(functional.mse_loss(model(inputs), targets).detach())
+    run.log(test=value)
+    if run.is_main and value < lowest:
+        lowest = value
+        torch.save(model.state_dict(), run.output_dir / "best.pt")
+"""
+
+
+def test_accumulation_a_schedule_and_own_checkpoints_are_those_of_the_plain_loop(tmp_path):
+    finished = run(1, script=script(tmp_path, ACCUMULATED))
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(26, 4), torch.randn(26, 1)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+    curve, held = [], []
+    for i in [0, 6, 12, 18] * 2:
+        x, y = inputs[i : i + 6], targets[i : i + 6]
+        parts = [torch.nn.functional.mse_loss(model(x[j::3]), y[j::3]) / 3 for j in range(3)]
+        for part in parts:
+            part.backward()
+        curve.append(float(sum(parts)))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        held.append(float(torch.nn.functional.mse_loss(model(inputs), targets)))
+    assert losses(finished) == curve
+    # What is logged after a step belongs to the next iteration; what is logged after an epoch, to the evaluation.
+    logged = {e.iteration: e.metrics["val"] for e in finished.of(Progress) if "val" in e.metrics}
+    assert logged == {2: held[1], 6: held[5]}
+    assert finished.ending.final.metrics["test"] == held[-1]
+    assert finished.ending.final.metrics["val"] == held[-1]
+    assert list(finished.ending.files) == ["files/best.pt"]

@@ -231,7 +231,9 @@ def train(
     if detach:
         return show_detached(api.launch(wanted, configuration, **asked), as_json=as_json)
     watch(
-        lambda on_event: api.train(wanted, configuration, on_event=on_event, out=out, check=False, quiet_interrupt=True, **asked),
+        lambda on_event: api.train(
+            wanted, configuration, on_event=on_event, on_progress=say, out=out, check=False, quiet_interrupt=True, **asked
+        ),
         as_json=as_json,
     )
 

@@ -28,7 +28,7 @@ from ephemeron.regions.driver.launch import PreparedGroups, prepared_groups
 from ephemeron.regions.driver.network_options import variables_of
 from ephemeron.regions.driver.region_events import GroupEvents, members_of, regions_of
 from ephemeron.regions.driver.replanning import GroupReplanner
-from ephemeron.runs import detached, notebook
+from ephemeron.runs import detached
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RUN_FILE, RunFolder, events_of
 from ephemeron.runs.header import RunHeader, read_header, write_header
@@ -36,7 +36,7 @@ from ephemeron.runs.kinds import Following
 from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.runs.status import may_be_running, session_end, status_of
 from ephemeron.runs.stop_requests import RunStop, obeying, request_stop, withdraw_stop
-from ephemeron.training.driver import lifecycle, records, run_logging, simulations
+from ephemeron.training.driver import lifecycle, progress, records, run_logging, simulations
 from ephemeron.training.driver.launching.launch import LaunchRequest, PreparedRun, begun, new_run
 from ephemeron.training.driver.lifecycle import OnEvent, StopRequests
 from ephemeron.training.driver.records import run_spec
@@ -87,7 +87,7 @@ def train_groups(request: LaunchRequest, *, on_event: OnEvent | None, out: Path 
     """Trains a job on several groups of functions, and waits for the end of the run."""
     chosen = run_logging.chosen(request.job.loggers if request.loggers is None else request.loggers)
     ready = prepared_groups(request)
-    shown = notebook.on_event_in_notebook(ready.spec.prices) if on_event is None else on_event
+    shown = progress.shown_progress(ready.spec.prices) if on_event is None else on_event
     with blocking.terminable(), new_run(ready.run_id) as folder:
         folder.create_key()
         write_header(folder, _header(ready, folder))
@@ -207,7 +207,7 @@ def _started_alone(folder: RunFolder, ready: PreparedGroups, log: RunLogging, st
 
 
 def _header(ready: PreparedGroups, folder: RunFolder) -> RunHeader:
-    record = records.new_header(ready.spec, folder, source=None, settings={}, labels=ready.request.labels)
+    record = records.new_header(ready.spec, folder, source=None, settings={}, labels=ready.request.labels, code=ready.request.job.code)
     platforms = dict.fromkeys(member.prepared.spec.configuration.platform for member in ready.members)
     return dataclasses.replace(record, kind="regions", platform="+".join(platforms), channel=ready.store)
 

@@ -22,7 +22,7 @@ from ephemeron.runs import detached, notebook
 from ephemeron.runs.header import RunHeader, open_header
 from ephemeron.runs.kinds import load_kind
 from ephemeron.runs.labels import check_labels
-from ephemeron.training.driver import lifecycle, simulations
+from ephemeron.training.driver import lifecycle, progress, simulations
 from ephemeron.training.driver.launching.launch import LaunchRequest, begun, platform_limits, prepared_run
 from ephemeron.training.driver.launching.prepare import refuse_contradictions
 from ephemeron.training.driver.launching.programs import job_of
@@ -187,6 +187,7 @@ def train(
     quiet_interrupt: bool = False,
     loggers: Sequence[LoggerChoice] | None = None,
     labels: Mapping[str, str] | None = None,
+    on_progress: Callable[[str], None] | None = None,
     **options: object,
 ) -> Result:
     """Trains a job on functions and waits for the end of the run. Works in notebooks, too, where an event loop is running.
@@ -196,7 +197,8 @@ def train(
         configuration: options of the run, from `configure`. None: the job's own `[run]` table, `options` and defaults.
         faults: faults to inject.
         prices_file: price file instead of the built-in prices.
-        on_event: called with every event of the run. None: in a notebook, the cell shows the progress.
+        on_event: called with every event of the run. None: the cell of a notebook shows the progress;
+            elsewhere lines on standard error do. `lambda event: None` shows nothing.
         out: folder into which result, weights and report are copied.
         peer_timeout_s: seconds of silence after which a peer is suspected, at least; slow iterations make it longer.
         plan: the plan of the configuration. It is stored with the run and compared with it in the report.
@@ -208,6 +210,7 @@ def train(
             stopped at a checkpoint.
         loggers: names of loggers, `LoggerSpec`s with their options, or `Logger` objects; None: those of the job.
         labels: names and values by which the run is found, such as `{"team": "vision"}`; see `runs.labels`.
+        on_progress: told what is checked before the start. None: shown as events are.
         options: fields of `Job` and `Configuration` that override the job's, such as `epochs=3, clip_norm=1.0, workers=4`.
 
     Returns:
@@ -218,6 +221,8 @@ def train(
         RunFailed: the run failed. Its `result` has the summary and the folder of the run.
         KeyboardInterrupt: an interrupt has stopped the run at a checkpoint, from which `resume` goes on.
     """
+    if on_progress is None:
+        on_progress = (lambda text: None) if on_event is not None or notebook.in_notebook() else progress.say
     request = launch_request(
         job,
         configuration,
@@ -229,6 +234,7 @@ def train(
         cloud=cloud,
         loggers=loggers,
         labels=labels,
+        on_progress=on_progress,
         **options,
     )
     with blocking.handled_interrupts() as interrupts:
@@ -242,7 +248,7 @@ def _trained(request: LaunchRequest, on_event: OnEvent | None, out: Path | None)
         return result
     ready = prepared_run(request)
     prepared = ready.prepared
-    shown = notebook.on_event_in_notebook(prepared.spec.prices) if on_event is None else on_event
+    shown = progress.shown_progress(prepared.spec.prices) if on_event is None else on_event
     with blocking.terminable(), begun(ready, shown) as run:
         if ready.simulated:
             from ephemeron.functions import simulation
@@ -272,7 +278,7 @@ def launch(job: Job | Program, configuration: Configuration | None = None, *, pr
         UserError: the job or an option is refused. Nothing was started or paid for.
         PlatformError: no function drives the run, which goes on; `attach` does.
     """
-    request = launch_request(job, configuration, profile=profile, **arguments)
+    request = launch_request(job, configuration, profile=profile, **{"on_progress": progress.say, **arguments})
     if request.configuration.regions.given:
         return str(load_kind("regions").launch_detached(request))
     ready = prepared_run(request)
@@ -301,6 +307,7 @@ def launch_request(
     cloud: Settings | Sequence[Settings] | None = None,
     loggers: Sequence[LoggerChoice] | None = None,
     labels: Mapping[str, str] | None = None,
+    on_progress: Callable[[str], None] = lambda text: None,
     **options: object,
 ) -> LaunchRequest:
     """The arguments of `train`, with job and configuration as they hold.
@@ -322,6 +329,7 @@ def launch_request(
         cloud=cloud,
         loggers=loggers,
         labels=check_labels(labels),
+        on_progress=on_progress,
     )
 
 
@@ -345,7 +353,7 @@ def dry_run(
     Raises:
         UserError: what `train` would refuse, or the steps fail, differ when they are repeated, or cannot be restored.
     """
-    request = launch_request(job, configuration, **arguments)
+    request = launch_request(job, configuration, on_progress=on_progress, **arguments)
     found: Prediction = load_kind(_kind_of(request)).predict(request, on_progress)
     return found
 

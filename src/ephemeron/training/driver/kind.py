@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ephemeron import blocking
-from ephemeron.events import RunEnded
+from ephemeron.events import Event, RunEnded
 from ephemeron.runs import run_platform
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader
@@ -14,6 +14,7 @@ from ephemeron.runs.kinds import Following, RunKind
 from ephemeron.runs.status import session_end
 from ephemeron.runs.stop_requests import request_stop, withdraw_stop
 from ephemeron.training.driver import lifecycle, records, run_logging, simulations
+from ephemeron.training.driver.progress import shown_progress
 from ephemeron.training.driver.records import run_spec
 from ephemeron.training.driver.result import Result, conclude
 
@@ -53,6 +54,9 @@ class TrainingRuns(RunKind):
                 )
             )
             return log.conclude(conclude(folder, spec, ledger, ending, None))
+
+    def shown(self, header: RunHeader) -> Callable[[Event], None]:
+        return shown_progress(header.prices)
 
     def predict(self, request: LaunchRequest, on_progress: Callable[[str], None]) -> Prediction:
         """What a run will take; see `api.dry_run`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ephemeron.events import Phase, Traffic
 from ephemeron.runs.cost import RegionSummary
 from ephemeron.runs.folders import RESULT_FILE, RUN_FILE, RunFolder
 from ephemeron.runs.header import RunHeader
+from ephemeron.runs.origin import command_line, commit_of
 from ephemeron.runs.summary import RunSummary
 from ephemeron.training.worker.spec import RunSpec
 
@@ -116,6 +117,7 @@ def new_header(
     settings: Mapping[str, object],
     parent: str = "",
     labels: Mapping[str, str],
+    code: Sequence[Path] = (),
 ) -> RunHeader:
     """The header of a run that is about to be launched.
 
@@ -125,6 +127,7 @@ def new_header(
         settings: of its cloud.
         parent: run of which this is a part.
         labels: see `runs.labels`.
+        code: folders of the user's code.
     """
     c = spec.configuration
     return RunHeader(
@@ -143,6 +146,8 @@ def new_header(
         started_at=time.time(),
         parent=parent,
         labels=labels,
+        command=command_line(),
+        commit=next(filter(None, map(commit_of, code)), ""),
         settings=settings,
         payload={"spec": json.loads(spec.to_bytes()), "source": None if source is None else plain(source)},
     )

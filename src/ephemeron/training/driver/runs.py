@@ -20,13 +20,13 @@ from ephemeron.errors import JobError, PlanInfeasible, UserError
 from ephemeron.events import Event, Note
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.simulated import SimulatedPool
-from ephemeron.runs import folders, notebook, verbs
+from ephemeron.runs import folders, verbs
 from ephemeron.runs.cost import CostMeter
 from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.lock import driving as driving_lock
 from ephemeron.runs.stop_requests import RunStop
-from ephemeron.training.driver import lifecycle, records, run_logging
+from ephemeron.training.driver import lifecycle, progress, records, run_logging
 from ephemeron.training.driver.launching.launch import BegunRun, LaunchRequest, PreparedRun, begun, platform_limits, prepared_run
 from ephemeron.training.driver.lifecycle import OnEvent
 from ephemeron.training.driver.places import Places
@@ -93,7 +93,7 @@ class Runs:
             on_event: called with its events; None: nothing is.
             out: folder into which result, weights and report are copied.
             relay: from a callback to one that this loop may call.
-            show: in a notebook, show its progress if there is no `on_event`.
+            show: show its progress if there is no `on_event`.
 
         Raises:
             UserError: it is refused, or was not begun.
@@ -210,7 +210,7 @@ class Runs:
             if waited:
                 ready = ready.with_note(f"the run has waited {wait_s:.1f} s for places")
             if show and on_event is None:
-                given = relay(notebook.on_event_in_notebook(ready.prepared.spec.prices))
+                given = relay(progress.shown_progress(ready.prepared.spec.prices))
             with begun(ready, self._metered(ready.prepared.spec, given)) as run, logs.context(run=run.folder.run_id):
                 ending, meter = await self._driven(run, stop, places)
                 result: Result = await self._blocking(lambda: run.conclude(ending, meter, out))

@@ -19,6 +19,7 @@ from typing import Any
 
 from ephemeron.errors import MissingExtra, RunNotFound
 from ephemeron.events import Event, Note, from_json
+from ephemeron.runs.folders import RUN_FILE
 from ephemeron.training.report.cost_series import CostRates
 from ephemeron.training.report.html import render_html, write_png
 from ephemeron.training.report.prediction import compare
@@ -35,7 +36,7 @@ def write_report(run_dir: Path, out: Path | None = None, *, prices: CostRates) -
     """Writes report.html, and report.png where matplotlib is installed and `PICTURE_VARIABLE` is not 0.
 
     Args:
-        run_dir: folder with events.jsonl and, if the run came to an end, result.json; if it had a plan, plan.json.
+        run_dir: folder with events.jsonl, run.json and, if the run came to an end, result.json; if it had a plan, plan.json.
         out: folder to write to; the run's own by default.
         prices: see `RunSummary.from_events`.
 
@@ -51,7 +52,9 @@ def write_report(run_dir: Path, out: Path | None = None, *, prices: CostRates) -
     folder.mkdir(parents=True, exist_ok=True)
     page, picture = folder / "report.html", folder / "report.png"
     comparison = compare(run_dir, result) if result and story.status != "running" else None
-    page.write_text(render_html(story, result, comparison), encoding="utf-8")
+    header = read_result(run_dir / RUN_FILE) or {}
+    origin = {name: str(header.get(name) or "") for name in ("command", "commit")}
+    page.write_text(render_html(story, result, comparison, origin), encoding="utf-8")
     if os.environ.get(PICTURE_VARIABLE) == "0":
         return [page]
     try:
@@ -88,7 +91,7 @@ def read_events(path: Path) -> list[Event]:
 
 
 def read_result(path: Path) -> Mapping[str, Any] | None:
-    """The result, or None while there is none that can be read."""
+    """A JSON file of a run, or None while there is none that can be read."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

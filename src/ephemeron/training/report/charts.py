@@ -17,6 +17,8 @@ from ephemeron.training.report.run_summary import RunSummary
 from ephemeron.units import human_bytes, human_count
 
 WIDTH, HEIGHT = 560, 270
+METRICS = 12
+"""Metrics that have a chart; a page with more is slow to read."""
 LEFT, RIGHT, TOP, BOTTOM = 62, 54, 24, 40
 
 
@@ -78,6 +80,29 @@ def learning_chart(story: RunSummary) -> Markup:
     accuracies = [e.accuracy for e in told.evaluations if e.accuracy is not None]
     right = accuracy_axis(accuracies) if accuracies else None
     return chart(lines, whole_ticks(0, last, 6), (0.0, last or 1.0), "iteration", loss_axis(losses), right)
+
+
+def metric_charts(story: RunSummary) -> list[tuple[str, Markup]]:
+    """A chart for each metric that the program logs beside loss and accuracy, by name; at most `METRICS`."""
+    names = dict.fromkeys(name.partition("/")[2] for name, _ in story.learning.curves)
+    return [(name, _metric_chart(name, story.learning)) for name in list(names)[:METRICS]]
+
+
+def _metric_chart(name: str, told: Learning) -> Markup:
+    kinds = (("train", "of iterations", "blue"), ("evaluation", "of evaluations", "orange"))
+    known = dict(told.curves)
+    lines = [
+        ChartLine(label=label, points=known[f"{split}/{name}"], colour=colour, dashed=split == "evaluation")
+        for split, label, colour in kinds
+        if f"{split}/{name}" in known
+    ]
+    values = [y for line in lines for _, y in line.points]
+    lo, hi = min(values), max(values)
+    margin = (hi - lo) * 0.05 or abs(hi) * 0.05 or 1.0
+    lo, hi = lo - margin, hi + margin
+    last = max(x for line in lines for x, _ in line.points)
+    axis = Axis(title="", lo=lo, hi=hi, ticks=ticks(lo, hi, 5, "{:.4g}".format))
+    return chart(lines, whole_ticks(0, last, 6), (0.0, last), "iteration", axis, None)
 
 
 def test_points(told: Learning) -> tuple[Points, Points]:

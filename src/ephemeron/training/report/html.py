@@ -6,6 +6,7 @@ own security policy forbids it to fetch anything. Size: some 50 kB, up to 1.5 MB
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,16 +22,19 @@ from ephemeron.training.report.timeline import caption, timeline
 from ephemeron.units import human_bytes, human_count, human_seconds
 
 
-def render_html(story: RunSummary, result: Result | None, comparison: Comparison | None = None) -> str:
+def render_html(
+    story: RunSummary, result: Result | None, comparison: Comparison | None = None, origin: Mapping[str, str] | None = None
+) -> str:
     """The whole page.
 
     Args:
         story: what happened.
         result: the run's `result.json`, if there is one; may be partial.
         comparison: the plan against it, if the run had one.
+        origin: command line and commit of the run, as far as they are known.
     """
     figures = Headline.of(story, result)
-    parts = _parts(story, figures, comparison)
+    parts = _parts(story, figures, comparison, origin or {})
     if tables.exchanging(story):
         parts[3:3] = _regions(story, result)
     return document(f"{figures.job or 'run'} · {figures.run_id}", parts, script=True)
@@ -45,7 +49,7 @@ def _regions(story: RunSummary, result: Result | None) -> list[Markup]:
     ]
 
 
-def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) -> list[Markup]:
+def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None, origin: Mapping[str, str]) -> list[Markup]:
     drawn = charts.learning_chart(story)
     note = learning_note(story)
     parts = [
@@ -59,6 +63,9 @@ def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) 
             card("Requests to the channel", charts.requests_chart(story)),
         ),
     ]
+    drawn_metrics = [card(name, picture) for name, picture in charts.metric_charts(story)]
+    if drawn_metrics:
+        parts.append(side_by_side(*drawn_metrics))
     if comparison:
         words = " ".join((*comparison.notes, CAPTION))
         parts.append(card("Predicted and measured", render_table(comparison), words))
@@ -74,6 +81,9 @@ def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None) 
     said = tables.said_table(story)
     if said:
         parts.append(card("Notes and faults", said))
+    known = {name: value for name, value in origin.items() if value}
+    if known:
+        parts.append(card("Origin", tables.settings_table(known.items())))
     parts.append(card("Configuration", tables.configuration_table(figures)))
     if story.environment:
         parts.append(card("Environment", items(story.environment)))

@@ -23,6 +23,9 @@ Points = tuple[tuple[float, float], ...]
 DRAWN_POINTS = 2000
 """More points than this in one line cannot be told apart, and make a page slow."""
 
+_DRAWN = ("loss", "accuracy")
+"""Metrics that the learning chart has."""
+
 _SMOOTH_FROM = 120
 """Fewer iterations than this are legible without a smoothed line."""
 
@@ -69,6 +72,9 @@ class Learning:
     not_finite: int = 0
     """Iterations whose loss is NaN or infinite: they cannot be drawn."""
     evaluations: tuple[EvaluationPoint, ...] = ()
+    curves: tuple[tuple[str, Points], ...] = ()
+    """By name, `train/…` for numbers of iterations and `evaluation/…` for those of evaluations, all but losses and accuracies:
+    (iteration, value), thinned for drawing."""
 
     @property
     def final(self) -> EvaluationPoint | None:
@@ -79,10 +85,12 @@ class Learning:
 
 def learning(progress: Iterable[Progress], evaluated: Iterable[Evaluated], measured: Iterable[Measured] = ()) -> Learning:
     """Merges what the ranks reported."""
-    losses = _losses(progress)
+    progress = _counted(progress)
+    losses = [(i, values["loss"]) for i, values in _means(progress)]
     stretches = list(_finite_stretches(losses))
     finite = sum(map(len, stretches))
     window = max(1, finite // 60) if finite >= _SMOOTH_FROM else 1
+    evaluations = _evaluations(evaluated, {m.iteration: m.metrics for m in measured})
     return Learning(
         loss=_with_gaps(stretches, finite),
         smooth=_with_gaps([_moving_mean(s, window) for s in stretches], finite) if window > 1 else (),
@@ -90,7 +98,8 @@ def learning(progress: Iterable[Progress], evaluated: Iterable[Evaluated], measu
         last_loss=stretches[-1][-1][1] if stretches else None,
         iterations=len(losses),
         not_finite=len(losses) - finite,
-        evaluations=_evaluations(evaluated, {m.iteration: m.metrics for m in measured}),
+        evaluations=evaluations,
+        curves=tuple((name, thin(points)) for name, points in _curves(progress, evaluations).items()),
     )
 
 
@@ -111,18 +120,36 @@ def _with_gaps(stretches: list[list[tuple[float, float]]], total: int) -> Points
     return tuple(found)
 
 
-def _losses(progress: Iterable[Progress]) -> list[tuple[int, float]]:
-    """(iteration, weighted mean loss), one for each iteration, sorted."""
+def _counted(progress: Iterable[Progress]) -> list[Progress]:
+    """One report for each rank and iteration: that of the highest attempt."""
     best: dict[tuple[int, int], Progress] = {}
     for p in progress:
         old = best.get((p.rank, p.iteration))
         if old is None or p.attempt >= old.attempt:
             best[p.rank, p.iteration] = p
-    sums: dict[int, tuple[float, float]] = {}
-    for p in best.values():
-        total, terms = sums.get(p.iteration, (0.0, 0.0))
-        sums[p.iteration] = (total + p.loss * p.terms, terms + p.terms)
-    return [(i, total / terms) for i, (total, terms) in sorted(sums.items()) if terms]
+    return list(best.values())
+
+
+def _means(reports: Iterable[Progress]) -> list[tuple[int, dict[str, float]]]:
+    """(iteration, weighted means over ranks of the loss and of what else they report), sorted."""
+    sums: dict[int, dict[str, tuple[float, float]]] = {}
+    for p in reports:
+        for name, value in {"loss": p.loss, **p.metrics}.items() if p.terms else ():
+            of = sums.setdefault(p.iteration, {})
+            total, terms = of.get(name, (0.0, 0.0))
+            of[name] = (total + value * p.terms, terms + p.terms)
+    return [(i, {name: total / terms for name, (total, terms) in of.items()}) for i, of in sorted(sums.items())]
+
+
+def _curves(reports: Iterable[Progress], evaluations: Iterable[EvaluationPoint]) -> dict[str, list[tuple[float, float]]]:
+    """Points of every metric but loss and accuracy, where it is finite."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    told = [(f"train/{n}", i + 1, v) for i, values in _means(reports) for n, v in values.items() if n not in _DRAWN]
+    told += [(f"evaluation/{n}", e.iteration, v) for e in evaluations for n, v in e.metrics.items() if n not in _DRAWN and v is not None]
+    for name, iteration, value in told:
+        if math.isfinite(value):
+            found.setdefault(name, []).append((float(iteration), value))
+    return found
 
 
 def _evaluations(evaluated: Iterable[Evaluated], measured: Mapping[int, Metrics]) -> tuple[EvaluationPoint, ...]:

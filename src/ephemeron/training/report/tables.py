@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -154,8 +154,12 @@ def bill_table(story: RunSummary, figures: Headline) -> Markup:
 
 def configuration_table(figures: Headline) -> Markup:
     """Every setting that is known."""
-    rows = [[name, el("code", value)] for name, value in figures.configuration]
-    return table([], rows, words=2, style="settings") if rows else nothing("Nothing is known of it.")
+    return settings_table(figures.configuration) if figures.configuration else nothing("Nothing is known of it.")
+
+
+def settings_table(values: Iterable[tuple[str, str]]) -> Markup:
+    """Names and values."""
+    return table([], [[name, el("code", value)] for name, value in values], words=2, style="settings")
 
 
 def said_table(story: RunSummary) -> Markup:

@@ -163,7 +163,7 @@ class Run:
         if self._part is None:
             raise JobError(
                 "run.step was called twice for one batch, or outside of the loop over run.steps",
-                remedy="call run.step once for each batch; several optimisers in turn: write an ephemeron.Task",
+                remedy="call run.step once for each batch, after backward of all its parts; several optimisers in turn: write an ephemeron.Task",
             )
         numbers = {key: number_of(value, key, "run.step") for key, value in metrics.items()}
         weight = None if weight is None else weight_of(weight, "run.step")
@@ -214,7 +214,11 @@ class Run:
 
     def _check_stepped(self) -> None:
         if self._part is not None:
-            raise JobError("a batch of run.steps was left without run.step", remedy="call run.step(optimizer, loss) once for each batch")
+            raise JobError(
+                "a batch of run.steps was left without run.step",
+                remedy="call run.step(optimizer, loss) once for each batch; to accumulate gradients, let the loader make the whole batch and "
+                "call backward for parts of it",
+            )
 
     def _step(
         self,

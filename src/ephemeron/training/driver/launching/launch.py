@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +75,8 @@ class LaunchRequest:
     """Study of which it is a trial."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """See `runs.labels`."""
+    on_progress: Callable[[str], None] = lambda text: None
+    """Told what is checked before the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,7 @@ def prepared_run(
         faults=request.faults,
         peer_timeout_s=request.peer_timeout_s,
         cold_start_s=cold_start_s,
+        on_progress=request.on_progress,
         network=(world.latency_s, world.bandwidth_mb_s) if c.platform == "simulated" else (0.0, None),
     )
     named = (job.program.target, job.loss.target, *(v for v in job.program.options.values() if isinstance(v, str)))
@@ -216,6 +219,7 @@ def begun(ready: PreparedRun, on_event: OnEvent, *, parent: RunFolder | None = N
             settings=settings,
             parent=request.parent if parent is None else parent.run_id,
             labels=request.labels,
+            code=request.job.code,
         )
         write_header(folder, record)
         if prepared.code is not None or request.job.sparse is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -177,6 +177,7 @@ def prepare(
     network: tuple[float, float | None] = (0.0, None),
     only_first: int | None = None,
     part: Sequence[int] | None = None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> Prepared:
     """Checks a job and a configuration, and makes the objects of the run.
 
@@ -185,6 +186,7 @@ def prepare(
         network: latency in seconds and MB/s of one function, where known.
         only_first: train on so many samples and test on none, for a calibration run.
         part: positions of the training samples to train on; None: all.
+        on_progress: told what is checked.
 
     Raises:
         JobError, PlanInfeasible, MissingExtra: one line each; nothing has been started.
@@ -202,10 +204,11 @@ def prepare(
             raise JobError(f"fault {fault}: functions are not connected to each other", remedy="use --channel direct")
     data: TrainingData
     if job.script is None:
+        on_progress(f"checking {job.program.target}: its data, a step and an evaluation, before a function is started")
         data, loop, tried = training_data(job, only_first=only_first, part=part), None, None
     else:
         refuse_with_script(job, configuration, calibrates=only_first is not None)
-        data, loop, tried = script_trial(job, bundled(job), configuration)
+        data, loop, tried = script_trial(job, bundled(job), configuration, on_progress)
         job = dataclasses.replace(job, epochs=data.epochs)
     spec = RunSpec(
         run_id=run_id,

@@ -46,9 +46,10 @@ class TrialRun(Run):
 
     _loads_in_processes = False
 
-    def __init__(self, *, seed: int, workers: int, folders: tuple[Path, ...]) -> None:
+    def __init__(self, *, seed: int, workers: int, folders: tuple[Path, ...], stage: Path) -> None:
         super().__init__(seed=seed)
-        self._workers, self._folders = workers, folders
+        self._workers, self._folders, self._stage = workers, folders, stage
+        stage.write_text("what comes before its loop")
         self.loop_epochs = 0
         self._outputs = Outputs()
         self.arrays: dict[str, np.ndarray] = {}
@@ -93,6 +94,7 @@ class TrialRun(Run):
             "layout": tuple(part for module in registered.modules.values() for part in layout_of(module)),
         }
         yield from self._replayed(batches, objects)
+        self._stage.write_text("what comes after its first epoch")
         optimizers = [o for o in registered.objects.values() if isinstance(o, torch.optim.Optimizer)]
         states = [s for o in optimizers for s in o.state.values()]
         held = sum(t.numel() for s in states for t in s.values() if isinstance(t, torch.Tensor))
@@ -107,6 +109,7 @@ class TrialRun(Run):
         frame = sys._getframe()
         objects = list(self._registered.objects.values())
         before = variables(frame, self._folders, objects)
+        self._stage.write_text("its first two steps")
         random, arrays = RandomState.now(), {name: array.copy() for name, array in self.arrays.items()}
         yield from self._pass(batches, 0)
         after = variables(frame, self._folders, objects)
@@ -119,6 +122,7 @@ class TrialRun(Run):
             )
         first, ended = self._losses, self._weights()
         self._registered.load(initial, arrays)
+        self._stage.write_text("the same steps from the restored state")
         RandomState.set(random)
         self._losses = []
         yield from self._pass(batches, 0)
@@ -164,7 +168,7 @@ def _tried(request: TrialRequest) -> tuple[dict[str, np.ndarray], TrialAnswer]:
     put_in_front(request.folders)
     sys.argv = [str(request.file), *request.arguments]
     RandomState.set(RandomState.seeded(request.seed % 2**63))
-    run = TrialRun(seed=request.seed, workers=request.workers, folders=request.folders)
+    run = TrialRun(seed=request.seed, workers=request.workers, folders=request.folders, stage=request.stage)
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     try:

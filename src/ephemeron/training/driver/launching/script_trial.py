@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from ephemeron.training.tensors import Arrays, decode_state, encode_state
 from ephemeron.training.worker.spec import ScriptLoop
 
 _LONGEST_S = 900.0
+_SAY_EVERY_S = 5.0
 _NAMED = 5
 _ALLOWED = frozenset({"evaluate_every", "early_stopping", "keep_best", "keep_last", "staleness"})
 
@@ -46,6 +47,8 @@ class TrialRequest:
     workers: int
     out: Path
     """File for the answer."""
+    stage: Path
+    """File for what it is doing, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,19 +156,22 @@ def refuse_with_script(job: Job, c: Configuration, *, calibrates: bool) -> None:
         raise JobError(f"{given[0]} is not an option of a script", remedy=f"say it in {name}; see docs/programs.md")
 
 
-def script_trial(job: Job, code: bytes, configuration: Configuration) -> tuple[ScriptData, ScriptLoop, Trial]:
+def script_trial(
+    job: Job, code: bytes, configuration: Configuration, on_progress: Callable[[str], None] = lambda text: None
+) -> tuple[ScriptData, ScriptLoop, Trial]:
     """Tries a job's script from its bundle.
 
     Args:
         code: the bundle.
         configuration: of the run.
+        on_progress: told what is done, at the start and every few seconds.
 
     Raises:
         JobError: the script raises, has no loop, changes state that is not registered, or lacks a file; or its batches are too
             small for so many workers.
     """
     assert job.script is not None
-    arrays, answer = _answer(job, job.script, code, configuration.workers)
+    arrays, answer = _answer(job, job.script, code, configuration.workers, on_progress)
     if answer.findings is None:
         problem = answer.problem or TrialProblem(problem="its trial found nothing")
         others = left_out(job.code, selection_of(job)) if problem.missing else ()
@@ -196,7 +202,7 @@ def script_trial(job: Job, code: bytes, configuration: Configuration) -> tuple[S
     )
 
 
-def _answer(job: Job, script: Script, code: bytes, workers: int) -> tuple[Arrays, TrialAnswer]:
+def _answer(job: Job, script: Script, code: bytes, workers: int, on_progress: Callable[[str], None]) -> tuple[Arrays, TrialAnswer]:
     with tempfile.TemporaryDirectory(prefix="ephemeron-trial-") as name:
         place = Path(name).resolve()
         folders = unbundle(code, place / "code")
@@ -207,8 +213,19 @@ def _answer(job: Job, script: Script, code: bytes, workers: int) -> tuple[Arrays
             seed=job.seed,
             workers=workers,
             out=place / "answer",
+            stage=place / "stage",
         )
-        done = run_probe("script-trial", json.dumps(plain(request)), cwd=place / "cwd", most_s=_LONGEST_S)
+        said_s = 0.0
+
+        def on_wait(waited_s: float) -> None:
+            nonlocal said_s
+            if waited_s >= said_s + _SAY_EVERY_S:
+                said_s = waited_s
+                stage = request.stage.read_text() if request.stage.exists() else "starting"
+                on_progress(f"checking {script.file}: {stage} ({waited_s:.0f} s)")
+
+        on_progress(f"checking {script.file}: two steps, which are repeated from its registered state, before a function is started")
+        done = run_probe("script-trial", json.dumps(plain(request)), cwd=place / "cwd", most_s=_LONGEST_S, on_wait=on_wait)
         if done.ended == "time":
             raise JobError(
                 f"script {script.file}: four steps, and what is not in the loop, take more than {_LONGEST_S:g} s",

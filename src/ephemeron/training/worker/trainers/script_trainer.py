@@ -20,7 +20,7 @@ import torch
 
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError
-from ephemeron.runs.metrics import EvaluationSums, Metrics, means
+from ephemeron.runs.metrics import EvaluationSums, Metrics, MetricSum, means
 from ephemeron.training.task.eager import eager_optimizers
 from ephemeron.training.task.evaluation import is_plain_sum
 from ephemeron.training.task.outputs import Outputs
@@ -95,6 +95,8 @@ class FunctionRun(Run):
         super().__init__(seed=seed, share=share)
         self._length, self._iterations, self._thread = epoch_length, iterations, thread
         self.outputs = Outputs()
+        self._seen: dict[str, MetricSum] = {}
+        """Of what was logged, what an iteration has reported."""
         self.first = 0
         """Iteration from which the script computes; earlier ones are skipped."""
 
@@ -109,8 +111,14 @@ class FunctionRun(Run):
 
     def take_logged(self) -> EvaluationSums:
         """What was logged outside of iterations since the last call."""
-        sums, self._logged = self._logged, {}
+        sums, self._logged, self._seen = self._logged, {}, {}
         return EvaluationSums(1 if sums else 0, sums)
+
+    def logged_since(self) -> dict[str, float]:
+        """Means logged outside of iterations since the last call of this method. They stay for the next evaluation."""
+        new = {name: found for name, found in self._logged.items() if found is not None and self._seen.get(name) is not found}
+        self._seen |= new
+        return {name: total / terms for name, (total, terms) in new.items() if terms}
 
     def _skips(self, epoch: int) -> bool:
         end = (epoch + 1) * self._length
@@ -254,6 +262,7 @@ class ScriptTrainer:
 
     def compute(self, iteration: int) -> TrainingStep:
         self._until(iteration)
+        between = self._run.logged_since()
         with self._own.taken() if self._own is not None else nullcontext():
             self._flat.clear()
             self._go()
@@ -278,7 +287,7 @@ class ScriptTrainer:
             step.samples,
             step.loss if step.weight else 0.0,
             weight=1.0 if alone else 0.0 if step.summed else step.weight,
-            metrics=step.metrics if step.weight else {},
+            metrics={**between, **step.metrics} if step.weight else between,
             terms=step.weight,
         )
 
