@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import json
 import warnings
 from pathlib import Path
 
@@ -51,7 +53,7 @@ class EpochBatches:
         return iter(self.epochs[self.next - 1])
 
 
-def reference(run, made, **options):
+def reference(run, made, *callbacks, **options):
     """The same program under Lightning's own trainer: module, losses, and metrics of the last validation."""
     spec = run.trigger.spec
     program = program_of(spec, folders=made.code, epoch_length=spec.split.iterations, epochs=spec.epochs)
@@ -62,10 +64,10 @@ def reference(run, made, **options):
     epochs = [
         [batch_indices(spec, e * spec.split.iterations + i).tolist() for i in range(spec.split.iterations)] for e in range(spec.epochs)
     ]
-    data, evaluation = program.task.train_data(), program.task._loaders()[1]
+    data, evaluations = program.task.train_data(), program.task._loaders()[1]
     loader = torch.utils.data.DataLoader(data, batch_sampler=EpochBatches(epochs))
     module.train_dataloader = lambda: loader
-    module.val_dataloader = lambda: torch.utils.data.DataLoader(evaluation.dataset, batch_size=64)
+    module.val_dataloader = lambda: [torch.utils.data.DataLoader(each.dataset, batch_size=64) for each in evaluations]
 
     class Losses(lightning.Callback):
         def __init__(self):
@@ -78,14 +80,12 @@ def reference(run, made, **options):
     trainer = lightning.Trainer(
         max_epochs=spec.epochs,
         accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
-        callbacks=[losses],
+        callbacks=[losses, *callbacks],
         use_distributed_sampler=False,
-        **options,
+        **{"logger": False, "enable_checkpointing": False, **options},
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -223,12 +223,99 @@ def test_classes_and_modules_are_programs(home):
     assert real(plateau, **settings(2)).ending.status == "finished"
 
 
+def test_callbacks_and_validation_loaders_are_those_of_lightnings_trainer(home, tmp_path):
+    """Early stopping, the best weights, learning rates, an own callback, and two validation loaders."""
+    from lightning_programs import Recorder, TwoLoaders
+
+    pytest.importorskip("cloudpickle", reason="no cloudpickle; pip install 'ephemeron[notebook]'")
+    made = dataclasses.replace(job_of(TwoLoaders, {"epochs": 3, "callbacks": [Recorder()]}), simulation=WORLD)
+    assert (made.early_stopping.monitor, made.early_stopping.patience, made.keep_best.count) == ("val_loss/dataloader_idx_1", 1, 1)
+    run = real(made, **settings(1))
+    assert run.ending.status == "finished", run.ending.causes
+    state, losses, metrics = reference(
+        run,
+        made,
+        Recorder(tmp_path),
+        logger=lightning.pytorch.loggers.CSVLogger(tmp_path),
+        log_every_n_steps=1,
+        enable_checkpointing=True,
+        default_root_dir=tmp_path,
+    )
+    assert loss_curve(run) == losses
+    for name, value in state.items():
+        assert np.array_equal(run.ending.arrays[name], value), name
+    found = run.ending.final.metrics
+    for name in ("val_loss/dataloader_idx_0", "val_loss/dataloader_idx_1", "own_0", "own_1", "val_acc/dataloader_idx_1"):
+        assert found[name] == pytest.approx(metrics[name], abs=1e-6), name
+    assert run.ending.final.iterations == 8, "of 12: the metric of the second loader has not improved by 0.5"
+    (logged,) = tmp_path.rglob("metrics.csv")
+    with logged.open() as rows:
+        rates = [float(row["lr-AdamW/pg1"]) for row in csv.DictReader(rows) if row["lr-AdamW/pg1"]]
+    assert [e.metrics["lr-AdamW/pg1"] for e in run.of(Progress)] == pytest.approx(rates)
+    told = json.loads(run.ending.files["files/calls.json"].tobytes())
+    expected = json.loads((tmp_path / "calls.json").read_text())
+    steps = [call for call in expected["calls"] if not call.startswith("validation")]
+    assert [call for call in told["calls"] if not call.startswith("validation")] == steps
+    assert {call for call in told["calls"] if call.startswith("validation")} == {f"validation batch of {i}" for i in (0, 1)}
+    assert told["losses"] == expected["losses"] == losses
+
+    killed = real(made, faults=[parse_fault("kill:rank=0,iteration=5,phase=compute")], **settings(2, checkpoint_every=2))
+    assert len(killed.of(FaultFired)) == 1
+    for name in ("own_0", "own_1"):
+        assert killed.ending.final.metrics[name] == pytest.approx(metrics[name], abs=1e-6), name
+    again = json.loads(killed.ending.files["files/calls.json"].tobytes())
+    assert [call for call in again["calls"] if not call.startswith("validation")] == steps, "its state is in checkpoints"
+
+
+def test_callbacks_that_cannot_be_honoured_are_refused_by_name(home):
+    from lightning.pytorch import callbacks
+    from lightning_programs import Changing, Classifier, Data
+
+    from ephemeron.integrations.lightning import LightningTask
+
+    class Backward(lightning.Callback):
+        def on_after_backward(self, trainer, pl_module):
+            pass
+
+    class Stopping(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            trainer.should_stop = True
+
+    refused = {
+        "say ema_decay": callbacks.StochasticWeightAveraging(0.1),
+        "has on_after_backward, which functions do not call": Backward(),
+        "EarlyStopping(divergence_threshold=9.0) is not for functions": callbacks.EarlyStopping("loss", divergence_threshold=9.0),
+        'ModelCheckpoint(every_n_epochs=2) is not for functions; say evaluate_every = "2 epochs"': callbacks.ModelCheckpoint(
+            monitor="loss", every_n_epochs=2
+        ),
+        "save_top_k=-1": callbacks.ModelCheckpoint(save_top_k=-1),
+        "is no lightning.Callback": print,
+    }
+    for says, callback in refused.items():
+        with pytest.raises(JobError) as caught:
+            _ = LightningTask(Classifier, Data, [callbacks.TQDMProgressBar(), callback]).settings
+        assert says in str(caught.value), says
+    for says, callback in {"changes the model or an optimiser": Changing(), "say early_stopping": Stopping()}.items():
+        task = LightningTask(Classifier, Data, [callback])
+        task.total_steps, task.total_epochs = 8, 1
+        model = task.model()
+        task.optimizers(model)
+        task.training_step(model, next(iter(task._loaders()[0])))
+        task.global_step = 1
+        with pytest.raises(JobError, match=says):
+            task.on_step_end(model)
+        task.is_main = False
+        task.on_step_end(model)
+    with pytest.raises(JobError, match="a Task has on_step_end"):
+        job_of("tasks:Some", {"callbacks": []})
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("Manual", "optimises manually (automatic_optimization = False): manual_backward"),
         ("Stepping", "Stepping overrides optimizer_step, which functions do not call"),
-        ("Strategic", "the module reads trainer.strategy, which functions do not have"),
+        ("Strategic", "reads trainer.strategy, which functions do not have"),
         ("Collecting", "training_step of Collecting collects values in self.outputs"),
         ("Largest", "torchmetrics.MaxMetric"),
         ("Weighted", "has a WeightedRandomSampler, which functions do not use"),

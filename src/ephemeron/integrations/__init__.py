@@ -1,6 +1,7 @@
 """Programs of other frameworks as tasks. Functions and the driver find these modules by name alone.
 
 lightning              a LightningModule, with a LightningDataModule or loaders of its own
+lightning_callbacks    callbacks as keys of a job, or for worker 0; callbacks: how those are called
 lightning_trainer      what a LightningModule reads of its trainer, and what it logs
 transformers           a model of `transformers` with its own loss, and a Trainer that takes TrainingArguments
 transformers_arguments, transformers_metrics   its arguments as keys of a job; its compute_metrics

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ephemeron.errors import JobError
+from ephemeron.runs.metrics import LOADER
 from ephemeron.training.task.evaluation import is_metric
 from ephemeron.training.task.task import Task
 
@@ -25,7 +26,6 @@ class TrainerStandIn:
     is_global_zero = True
     logger = progress_bar_callback = None
     sanity_checking = testing = predicting = fast_dev_run = barebones = False
-    should_stop = False
     max_steps = -1
 
     def __init__(self, task: Task, datamodule: Any) -> None:
@@ -36,6 +36,29 @@ class TrainerStandIn:
         self.optimizers: list[Any] = []
         self.callback_metrics: dict[str, Any] = {}
         """Metrics of the whole evaluation data, in `on_validation_epoch_end`."""
+
+    @property
+    def should_stop(self) -> bool:
+        return False
+
+    @should_stop.setter
+    def should_stop(self, value: bool) -> None:
+        if value:
+            raise JobError(
+                "trainer.should_stop = True would end one worker", remedy="say early_stopping, on which all workers decide alike"
+            )
+
+    @property
+    def default_root_dir(self) -> str:
+        return str(self._task.output_dir)
+
+    log_dir = default_root_dir
+
+    @property
+    def logged_metrics(self) -> dict[str, Any]:
+        return self.callback_metrics
+
+    progress_bar_metrics = logged_metrics
 
     @property
     def validating(self) -> bool:
@@ -63,14 +86,15 @@ class TrainerStandIn:
 
     @property
     def current_epoch(self) -> int:
-        return self._task.global_step // self.num_training_batches
+        shown = getattr(self._task, "_shown_step", None)
+        return (self._task.global_step if shown is None else shown) // self.num_training_batches
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         known = sorted({n for cls in type(self).__mro__ for n in vars(cls)} | set(self.__dict__))
         raise JobError(
-            f"the module reads trainer.{name}, which functions do not have",
+            f"the module or a callback reads trainer.{name}, which functions do not have",
             remedy=f"they have {', '.join(n for n in known if not n.startswith('_'))}",
         )
 
@@ -80,6 +104,8 @@ class Log:
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
+        self.loader: int | None = None
+        """Number of the validation loader; None: there is one."""
 
     def taken(self) -> dict[str, Any]:
         """What has been logged since the last call."""
@@ -87,7 +113,7 @@ class Log:
         return found
 
     def log(
-        self, name: str, value: Any, *_: Any, reduce_fx: str | Callable[[Any], Any] = "mean", batch_size: int | None = None, **__: Any
+        self, name: str, value: Any, *_: Any, reduce_fx: str | Callable[[Any], Any] = "mean", batch_size: int | None = None, **more: Any
     ) -> None:
         """`LightningModule.log`.
 
@@ -101,6 +127,8 @@ class Log:
             )
         if isinstance(value, Mapping) and not hasattr(value, "compute"):
             raise JobError(f"self.log({name!r}) of a mapping", remedy="use self.log_dict")
+        if self.loader is not None:
+            name = f"{name}{LOADER}{self.loader}{'' if more.get('add_dataloader_idx', True) else OWN}"
         self.entries["logged_weight" if name == "weight" else name] = _Weighted(value, batch_size)
 
     def log_dict(self, values: Mapping[str, Any], *_: Any, **options: Any) -> None:
@@ -108,6 +136,15 @@ class Log:
         items = values.items(keep_base=False, copy_state=False) if hasattr(values, "compute") else values.items()  # type: ignore[call-arg]
         for name, value in items:
             self.log(name, value, **options)
+
+
+OWN = "/own"
+"""End of the name of a metric of one loader that a module logs without the loader's number."""
+
+
+def own_name(name: str) -> str:
+    """The name under which a module has logged a metric of one of several loaders."""
+    return name.partition(LOADER)[0] if LOADER in name and name.endswith(OWN) else name
 
 
 class _Weighted:

@@ -19,6 +19,10 @@ MetricSum: TypeAlias = tuple[float, float] | None
 """Total and number of terms; None: a part of the slice has no such number."""
 
 
+LOADER = "/dataloader_idx_"
+"""In the name of a metric of one of several loaders: a slice with none of its samples has no such metric, and counts nothing."""
+
+
 class Sums(Protocol):
     """Sums over a slice of the evaluation data."""
 
@@ -58,7 +62,7 @@ def merged(slices: Iterable[Sums]) -> EvaluationSums:
     """The sums over all slices, added in the given order."""
     parts = [s for s in slices if s.samples]
     names = dict.fromkeys(name for part in parts for name in part.sums)
-    sums = {name: _sum([part.sums.get(name) for part in parts]) for name in names}
+    sums = {name: _sum([part.sums.get(name, (0.0, 0.0) if LOADER in name else None) for part in parts]) for name in names}
     return EvaluationSums(sum(p.samples for p in parts), sums)
 
 

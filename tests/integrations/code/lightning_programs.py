@@ -115,6 +115,72 @@ class Plateau(Classifier):
         return [DataLoader(self.val_set, batch_size=8, collate_fn=_pair)]
 
 
+class Recorder(lightning.Callback):
+    """An own callback that writes down what it is told, with a state of attributes alone."""
+
+    def __init__(self, folder=None):
+        self.folder, self.calls, self.losses = folder, [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append(float(outputs["loss"]))
+        self.calls.append(f"batch {trainer.current_epoch} {batch_idx} {trainer.global_step} {len(batch)}")
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        self.calls.append(f"validation batch of {dataloader_idx}")
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        known = sorted(name for name in trainer.callback_metrics if "own" in name or "val_loss" in name)
+        self.calls.append(f"epoch {trainer.current_epoch} {trainer.global_step} {known}")
+
+    def on_train_end(self, trainer, pl_module):
+        import json
+        from pathlib import Path
+
+        text = json.dumps({"calls": self.calls, "losses": self.losses})
+        (Path(self.folder or trainer.default_root_dir) / "calls.json").write_text(text)
+
+
+class TwoLoaders(Classifier):
+    """Two validation loaders, and callbacks of the module's own."""
+
+    def setup(self, stage):
+        self.train_set, self.val_sets = samples(64, 1), [samples(27, 2), samples(9, 3)]
+
+    def train_dataloader(self):
+        return DataLoader(self.train_set, batch_size=8, shuffle=True)
+
+    def val_dataloader(self):
+        return [DataLoader(self.val_sets[0], batch_size=8), DataLoader(self.val_sets[1], batch_size=4, collate_fn=_pair)]
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        x, y = batch
+        loss = functional.cross_entropy(self(x), y)
+        self.log("val_loss", loss)
+        self.log(f"own_{dataloader_idx}", x.mean(), add_dataloader_idx=False)
+        if dataloader_idx == 1:
+            self.val_acc(self(x), y)
+            self.log("val_acc", self.val_acc)
+        return loss
+
+    def on_validation_epoch_end(self):
+        pass
+
+    def configure_callbacks(self):
+        return [
+            lightning.pytorch.callbacks.EarlyStopping("val_loss/dataloader_idx_1", patience=1, min_delta=0.5),
+            lightning.pytorch.callbacks.ModelCheckpoint(monitor="val_loss/dataloader_idx_0", filename="best"),
+            lightning.pytorch.callbacks.LearningRateMonitor(),
+        ]
+
+
+class Changing(lightning.Callback):
+    """Changes the model on one worker."""
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        with torch.no_grad():
+            pl_module.net[0].bias.clamp_(-1, 1)
+
+
 def _pair(items):
     return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
 

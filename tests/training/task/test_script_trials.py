@@ -18,7 +18,8 @@ from ephemeron.communication.keys import Keys  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import FaultFired  # noqa: E402
 from ephemeron.functions.base import Limits  # noqa: E402
-from ephemeron.prices import load_prices  # noqa: E402
+from ephemeron.prices import load_prices
+from ephemeron.runs import probe_process  # noqa: E402
 from ephemeron.training.driver.launching import prepare, script_trial  # noqa: E402
 from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
 from ephemeron.training.driver.renewal import renewed  # noqa: E402
@@ -190,7 +191,10 @@ def test_a_resumed_run_takes_a_changed_script_that_fits(tmp_path, change, says):
 
 def test_what_a_trial_does_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(script_trial, "_SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(probe_process, "_WAIT_S", 0.001)
     made, told = job(script=script(tmp_path, LOOP)), []
     script_trial.script_trial(made, prepare.bundled(made), configuration(workers=2), told.append)
     assert told[0].startswith("checking mine.py: two steps, which are repeated from its registered state")
-    assert any("what comes" in line or "starting" in line for line in told[1:])
+    stages = ("starting", "what comes before its loop", "its first two steps", "the same steps", "what comes after")
+    assert told[1:]
+    assert all(line.removeprefix("checking mine.py: ").startswith(stages) for line in told[1:])

@@ -213,7 +213,13 @@ def model_of(task: Task, source: ProgramSource) -> nn.Module:
 
 
 def program_of(
-    source: ProgramSource, *, folders: Sequence[Path], epoch_length: int, epochs: int, learning_rate_factor: float = 1.0
+    source: ProgramSource,
+    *,
+    folders: Sequence[Path],
+    epoch_length: int,
+    epochs: int,
+    learning_rate_factor: float = 1.0,
+    is_main: bool = True,
 ) -> Program:
     """Builds everything that a function computes with.
 
@@ -223,12 +229,14 @@ def program_of(
         epoch_length: optimiser steps of an epoch.
         epochs: of the run.
         learning_rate_factor: factor of all learning rates (linear scaling rule).
+        is_main: whether this is worker 0.
 
     Raises:
         JobError: the model, loss, optimiser or scheduler cannot be made.
     """
     task = task_from(source, folders)
     task.total_steps, task.total_epochs = epoch_length * epochs, epochs
+    task.is_main = is_main
     model = model_of(task, source)
     return with_optimizers(
         task,

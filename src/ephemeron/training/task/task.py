@@ -47,6 +47,8 @@ class Task:
     output_dir = OutputDir()
     """Folder for files that the program writes for its user, such as pictures or logs, 64 MiB at most. Each function has its own,
     which is in its checkpoints; that of worker 0 is `outputs` in the run's folder at the end."""
+    is_main: bool = True
+    """Whether this is worker 0, which alone does what should be done once, such as to print. Known before `model` is called."""
     global_step: int = 0
     """Optimiser steps before the present one. Known in every hook that is called while training."""
 
@@ -97,6 +99,13 @@ class Task:
 
         Args:
             model: with the new weights.
+        """
+
+    def on_end(self, model: nn.Module) -> None:
+        """Called on worker 0 when the run has ended, also where it ends early; after the last evaluation.
+
+        Args:
+            model: with the trained weights.
         """
 
     def evaluation_end(self, metrics: dict[str, float]) -> Mapping[str, float]:

@@ -204,7 +204,7 @@ def prepare(
             raise JobError(f"fault {fault}: functions are not connected to each other", remedy="use --channel direct")
     data: TrainingData
     if job.script is None:
-        on_progress(f"checking {job.program.target}: its data, a step and an evaluation, before a function is started")
+        on_progress(f"checking {job.name}: its data, a step and an evaluation, before a function is started")
         data, loop, tried = training_data(job, only_first=only_first, part=part), None, None
     else:
         refuse_with_script(job, configuration, calibrates=only_first is not None)

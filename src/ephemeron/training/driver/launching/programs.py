@@ -53,6 +53,8 @@ def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
     """
     given = {name: value for name, value in (options or {}).items() if value is not None}
     arguments = given.pop("arguments", ())
+    if "callbacks" in given:
+        program = _with_callbacks(program, given.pop("callbacks"))
     refuse_former_names({name: value for name, value in given.items() if name not in _JOB_OPTIONS}, where="options: ")
     for name in given:
         if name not in _JOB_OPTIONS | _RUN_OPTIONS:
@@ -71,6 +73,15 @@ def job_of(program: object, options: Mapping[str, object] | None = None) -> Job:
     if "epochs" in given and job.script is not None:
         raise JobError("epochs is not an option of a script", remedy=f"say it in {job.script.file}, or by its arguments")
     return _overridden(job, given)
+
+
+def _with_callbacks(program: object, callbacks: object) -> object:
+    if isinstance(program, (str, os.PathLike, Task)) or not _is_lightning(program):
+        raise JobError(
+            "callbacks are of a LightningModule, and the program is none",
+            remedy="give the module itself; a Task has on_step_end, evaluation_end and on_end",
+        )
+    return resolve(_OF_LIGHTNING, ())(program, callbacks=callbacks)
 
 
 def _of_script(path: Path, arguments: object) -> Job:
@@ -106,7 +117,7 @@ def _of_task(program: object) -> Job:
         else:
             program = resolve(_OF_LIGHTNING, ())(program)
     cls = program if isinstance(program, type) else type(program)
-    name = cls.__name__
+    name = getattr(program, "program_name", cls.__name__) if isinstance(program, Task) else cls.__name__
     found: object
     if named is not None:
         here = Path.cwd()

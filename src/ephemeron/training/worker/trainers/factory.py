@@ -159,6 +159,7 @@ def build_torch_trainer(spec: RunSpec, rank: int, *, folders: Sequence[Path], fe
         epoch_length=spec.split.iterations * c.exchange.local_steps,
         epochs=spec.epochs,
         learning_rate_factor=spec.learning_rate_factor,
+        is_main=rank == 0,
     )
     program.epoch_start = (timeline.epoch + 1, timeline.start_of(timeline.epoch + 1) * c.exchange.local_steps)
     return TorchTrainer(

@@ -380,6 +380,7 @@ class TorchTrainer:
 
     def files(self) -> Arrays:
         """See `WritesFiles`."""
+        self.program.task.on_end(self.model)
         return self._state.outputs.files()
 
     def state(self) -> tuple[Arrays, Mapping[str, object]]:

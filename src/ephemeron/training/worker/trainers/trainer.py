@@ -120,7 +120,7 @@ class WritesFiles(Protocol):
     """A trainer whose program may write files for its user."""
 
     def files(self) -> Arrays:
-        """Content of each file, by `task.outputs.PREFIX` and its path."""
+        """Content of each file at the end of the run, by `task.outputs.PREFIX` and its path."""
 
 
 @runtime_checkable
