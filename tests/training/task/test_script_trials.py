@@ -18,7 +18,7 @@ from ephemeron.communication.keys import Keys  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import FaultFired  # noqa: E402
 from ephemeron.functions.base import Limits  # noqa: E402
-from ephemeron.prices import load_prices
+from ephemeron.prices import load_prices  # noqa: E402
 from ephemeron.runs import probe_process  # noqa: E402
 from ephemeron.training.driver.launching import prepare, script_trial  # noqa: E402
 from ephemeron.training.driver.launching.programs import job_of  # noqa: E402

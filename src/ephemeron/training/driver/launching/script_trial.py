@@ -215,13 +215,14 @@ def _answer(job: Job, script: Script, code: bytes, workers: int, on_progress: Ca
             out=place / "answer",
             stage=place / "stage",
         )
-        said_s = 0.0
+        said_s, stage = 0.0, "starting"
 
         def on_wait(waited_s: float) -> None:
-            nonlocal said_s
+            nonlocal said_s, stage
             if waited_s >= said_s + _SAY_EVERY_S:
                 said_s = waited_s
-                stage = request.stage.read_text() if request.stage.exists() else "starting"
+                if request.stage.exists():
+                    stage = request.stage.read_text() or stage  # it may be written just now
                 on_progress(f"checking {script.file}: {stage} ({waited_s:.0f} s)")
 
         on_progress(f"checking {script.file}: two steps, which are repeated from its registered state, before a function is started")
