@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,8 @@ from training_runs import WORLD, batch_indices, real  # noqa: E402
 from ephemeron.errors import JobError  # noqa: E402
 from ephemeron.events import FaultFired, Invoked, Progress  # noqa: E402
 from ephemeron.training.driver.launching.programs import job_of  # noqa: E402
+from ephemeron.training.driver.records import run_spec  # noqa: E402
+from ephemeron.training.driver.trained import record_of  # noqa: E402
 from ephemeron.training.job import KeepBest, parse_fault  # noqa: E402
 from ephemeron.training.task.program import program_of  # noqa: E402
 
@@ -208,6 +211,144 @@ def test_models_are_named_by_configuration_or_local_folder(tmp_path):
     assert type(TransformersTask(config, arguments(), sentences(8, 1)).model()) is type(model)
     with pytest.raises(JobError, match="there is no folder"):
         TransformersTask(str(tmp_path / "none"), arguments(), sentences(8, 1))
+
+
+class Recorder(transformers.TrainerCallback):
+    """Writes down what it is told."""
+
+    def __init__(self):
+        self.calls, self.logged = [], []
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        assert model is not None
+        self.calls.append(f"step {state.global_step} of {state.max_steps}, epoch {state.epoch:g}")
+
+    def on_epoch_end(self, args, state, control, **_):
+        self.calls.append(f"epoch {state.epoch:g}")
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.logged.append({name: value for name, value in logs.items() if name in ("loss", "learning_rate", "eval_loss", "epoch")})
+
+    def on_evaluate(self, args, state, control, metrics=None, **_):
+        self.calls.append(
+            f"evaluated at {state.global_step} {sorted(n for n in metrics if n.startswith('eval_') and 'per_second' not in n)}"
+        )
+
+    def on_train_end(self, args, state, control, **_):
+        (Path(args.output_dir) / "calls.json").write_text(json.dumps({"calls": self.calls, "logged": self.logged}))
+
+
+def test_adapters_callbacks_evaluation_and_prediction_are_those_of_the_plain_trainer(home, tmp_path):
+    peft = pytest.importorskip("peft", reason="no peft; pip install 'ephemeron[peft]'")
+    from transformers_programs import adapted, arguments, gpt, sentences
+
+    from ephemeron.integrations.transformers import Trainer
+
+    def error(found):
+        scores = found.predictions[0] if isinstance(found.predictions, tuple) else found.predictions
+        right = scores[:, :-1].argmax(-1) == found.label_ids[:, 1:]
+        return {"error": float(1 - right[found.label_ids[:, 1:] >= 0].mean())}
+
+    options = {"metric_for_best_model": "error", "greater_is_better": False, "logging_steps": 2, "save_strategy": "epoch"}
+    args = arguments(load_best_model_at_end=True, gradient_accumulation_steps=1, **options)
+    args.output_dir = str(tmp_path / "out")
+    (rows, others), recorder = (sentences(32, 1), sentences(10, 2)), Recorder()
+    given = {"data_collator": transformers.default_data_collator, "compute_metrics": error}
+    trainer = Trainer(None, args, train_dataset=rows, eval_dataset=others, model_init=adapted, callbacks=[recorder], **given)
+    trainer.add_callback(transformers.EarlyStoppingCallback(1))
+    made = job_of(trainer.task)
+    assert (made.early_stopping.monitor, made.early_stopping.mode, made.early_stopping.patience) == ("error", "min", 1)
+    assert trainer.pop_callback(transformers.EarlyStoppingCallback).early_stopping_patience == 1
+    assert job_of(trainer.task).early_stopping is None
+    task = trainer.task
+    result = trainer.train(workers=1, platform="simulated", on_event=lambda event: None)
+    assert result.finished
+
+    order = [batch_indices(run_spec(record_of(result.folder)), i).tolist() for i in range(8)]
+
+    class Ordered(transformers.Trainer):
+        def get_train_dataloader(self):
+            loader = torch.utils.data.DataLoader
+            return loader(rows, batch_sampler=EpochBatches([order[:4], order[4:]]), collate_fn=task.collate)
+
+    plain_recorder = Recorder()
+    torch.manual_seed(0)
+    plain = Ordered(adapted(), args, train_dataset=rows, eval_dataset=others, callbacks=[plain_recorder], **given)
+    plain.model.load_state_dict(task.model().state_dict())
+    plain.train()
+    for name, value in plain.model.state_dict().items():
+        assert torch.equal(trainer.model.state_dict()[name], value), name
+    told = json.loads((result.output_dir / "calls.json").read_text())
+    assert told["calls"] == [call.replace("'eval_runtime', ", "").replace(", 'eval_runtime'", "") for call in plain_recorder.calls]
+    for own, theirs in zip(told["logged"], plain_recorder.logged, strict=False):
+        tolerance = 0.01 if "eval_loss" in own else 1e-6  # functions weight the loss by labels, transformers.Trainer by samples
+        assert own == pytest.approx({n: theirs[n] for n in own}, abs=tolerance), (own, theirs)
+    assert recorder.calls == [], "functions have copies"
+
+    evaluated, expected = trainer.evaluate(), plain.evaluate()
+    assert evaluated.keys() == expected.keys()
+    for name in ("eval_loss", "eval_error", "epoch"):
+        assert evaluated[name] == pytest.approx(expected[name], abs=1e-6), name
+    assert [e["step"] for e in trainer.state.log_history if "eval_error" in e][:2] == [4, 8]
+    predicted, wanted = trainer.predict(others), plain.predict(others)
+    assert type(predicted) is type(wanted)
+    assert predicted.metrics.keys() == wanted.metrics.keys()
+    np.testing.assert_allclose(predicted.label_ids, wanted.label_ids)
+    first, second = (found.predictions[0] if isinstance(found.predictions, tuple) else found.predictions for found in (predicted, wanted))
+    np.testing.assert_allclose(first, second, atol=1e-6)
+    trainer.save_model(tmp_path / "saved")
+    assert {"adapter_config.json", "adapter_model.safetensors", "training_args.bin"} <= {p.name for p in (tmp_path / "saved").iterdir()}
+    base = gpt()
+    base.load_state_dict(
+        {n.replace(".base_layer", ""): v for n, v in trainer.model.get_base_model().state_dict().items() if "lora_" not in n}
+    )
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "saved").eval()
+    batch = task.collate([others[0]])
+    assert torch.allclose(again(**batch).loss, trainer.model.eval()(**batch).loss)
+
+
+def test_callbacks_that_cannot_be_honoured_are_refused_by_name(home):
+    from transformers_programs import arguments, bert, padded, texts
+
+    from ephemeron.integrations.transformers import Trainer, TransformersTask
+
+    class Saving(transformers.TrainerCallback):
+        def on_save(self, args, state, control, **_):
+            pass
+
+    class Stopping(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            control.should_training_stop = True
+
+    class Changing(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, optimizer=None, **_):
+            optimizer.param_groups[0]["lr"] = 1.0
+
+    given = {"train_dataset": texts(8, 1), "eval_dataset": texts(4, 2), "data_collator": padded}
+    refused = {
+        "Saving has on_save, which functions do not call": Saving,
+        "EarlyStoppingCallback needs metric_for_best_model": transformers.EarlyStoppingCallback(),
+        "functions have no TensorBoardCallback; name a logger": transformers.integrations.TensorBoardCallback,
+        "is no transformers.TrainerCallback": print,
+    }
+    for says, callback in refused.items():
+        with pytest.raises(JobError) as caught:
+            Trainer(bert(), arguments(), callbacks=[callback], **given)
+        assert says in str(caught.value), says
+    for says, callback in {
+        "sets control.should_training_stop in on_step_end": Stopping,
+        "changes the model or an optimiser": Changing,
+    }.items():
+        task = TransformersTask(bert(), arguments(), callbacks=[callback, transformers.ProgressCallback], **given)
+        task.total_steps, task.total_epochs = 4, 1
+        model = task.model()
+        task.optimizers(model)
+        task.training_step(model, task.collate([given["train_dataset"][i] for i in range(4)]))
+        task.global_step = 1
+        with pytest.raises(JobError, match=says):
+            task.on_step_end(model)
+    with pytest.raises(JobError, match="eval_dataset is several datasets"):
+        Trainer(bert(), arguments(), train_dataset=texts(8, 1), eval_dataset={"a": texts(4, 2)})
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from ephemeron.training.task.task import Task
 
 try:
     import transformers
+
+    from ephemeron.integrations.transformers_callbacks import TrainerCallbacks, early_stopping, logging_steps, made
 except ModuleNotFoundError:
     raise MissingExtra("transformers", "transformers") from None
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 _hf: Any = transformers
 PREDICTIONS = "_predictions"
+_PREPARED = "_model_preparation_time"
+"""End of the name of a metric of a `transformers.Trainer` that has not trained itself."""
 
 
 class TransformersTask(Task):
@@ -48,6 +53,8 @@ class TransformersTask(Task):
         model_init: function that builds the model, in place of `model`.
         data_collator: from a list of samples to a batch; None: `transformers.default_data_collator`.
         compute_metrics: from a `transformers.EvalPrediction` over the whole evaluation data to numbers by name.
+        callbacks: `EarlyStoppingCallback`, and `transformers.TrainerCallback`s of one's own, which worker 0 calls.
+        processing_class: given to callbacks.
 
     Raises:
         JobError: a field of the arguments cannot be honoured, or there is no model.
@@ -63,12 +70,20 @@ class TransformersTask(Task):
         model_init: Callable[[], nn.Module] | None = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         compute_metrics: Callable[[Any], Mapping[str, float]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        processing_class: Any = None,
     ) -> None:
-        args = _hf.TrainingArguments("unused", use_cpu=True) if args is None else args
-        usual = _hf.TrainingArguments("unused", use_cpu=True).to_dict()
-        self._args = args.to_dict()
-        refuse_unhonoured(self._args, usual)
-        self.settings = settings_of(self._args, evaluates=eval_dataset is not None)
+        self._args = _usual_arguments() if args is None else args.to_dict()
+        refuse_unhonoured(self._args, _usual_arguments())
+        if isinstance(eval_dataset, Mapping):
+            raise JobError("eval_dataset is several datasets", remedy="give one, and the others to trainer.evaluate after the run")
+        strategy = self._args["eval_strategy"]
+        evaluates = eval_dataset is not None and str(getattr(strategy, "value", strategy)) != "no"
+        self._given, self._processing_class = made(callbacks or ()), processing_class
+        self.settings = settings_of(self._args, evaluates=eval_dataset is not None) | early_stopping(
+            self._given, self._args, evaluates=evaluates
+        )
+        self._callbacks = self._new_callbacks()
         if (model is None) == (model_init is None) or train_dataset is None:
             raise JobError("a task needs a model or model_init, and train_dataset")
         self._model = _loaded(model) if model_init is None else None
@@ -79,10 +94,22 @@ class TransformersTask(Task):
         self._train, self._evaluation = _sendable(train_dataset), _sendable(eval_dataset)
         self._columns: frozenset[str] | None = None
 
+    def _new_callbacks(self) -> TrainerCallbacks:
+        return TrainerCallbacks(self, self._given, self._args, self._processing_class)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the callbacks."""
+        return self._callbacks.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores it."""
+        self._callbacks.load_state_dict(state)
+
     # -- model --------------------------------------------------------------------------------------------
 
     def model(self) -> nn.Module:
         model: Any = copy.deepcopy(self._model) if self._init is None else self._init()
+        self._callbacks = self._new_callbacks()
         if self._args.get("gradient_checkpointing") or self._args.get("activation_checkpointing"):
             model.gradient_checkpointing_enable(self._args.get("gradient_checkpointing_kwargs"))
         return model  # type: ignore[no-any-return]
@@ -107,15 +134,26 @@ class TransformersTask(Task):
             num_training_steps=self.total_steps,
             scheduler_specific_kwargs=args.lr_scheduler_kwargs,
         )
+        self._callbacks.begin(model, optimizer, scheduler)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": monitored(self._args)}}
 
     # -- steps --------------------------------------------------------------------------------------------
 
     def training_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
-        return self._report(model, batch)[0]
+        self._callbacks.begin_step()
+        report, _ = self._report(model, batch)
+        self._callbacks.computed(report["loss"])
+        return report
+
+    def on_step_end(self, model: nn.Module) -> None:
+        self._callbacks.end_step()
+
+    def on_end(self, model: nn.Module) -> None:
+        self._callbacks.end()
 
     def evaluation_step(self, model: nn.Module, batch: Any) -> Mapping[str, Any]:
         report, output = self._report(model, batch)
+        self._callbacks.evaluated_batch()
         if self._compute_metrics is None:
             return report
         if self._metric is None:
@@ -129,7 +167,9 @@ class TransformersTask(Task):
 
     def evaluation_end(self, metrics: dict[str, float]) -> Mapping[str, float]:
         own = {n.removeprefix(f"{PREDICTIONS}_").removeprefix("eval_"): v for n, v in metrics.items()}
-        return {n: v for n, v in own.items() if not n.startswith("_")}
+        shown = {n: v for n, v in own.items() if not n.startswith("_")}
+        self._callbacks.evaluated(shown)
+        return shown
 
     def _report(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Any]:
         items = items_of(plain_model(model), batch)
@@ -166,11 +206,12 @@ class TransformersTask(Task):
 
 
 class Trainer:
-    """`transformers.Trainer`'s arguments, for training on functions.
+    """`transformers.Trainer`'s arguments, for training on functions. Evaluation and prediction are done here, by `transformers.Trainer`.
 
     Args:
-        model, args, train_dataset, eval_dataset, model_init, data_collator, compute_metrics: see `TransformersTask`.
-        processing_class: tokeniser; pads samples where there is no collator.
+        model, args, train_dataset, eval_dataset, model_init, data_collator, compute_metrics, callbacks: see `TransformersTask`.
+            `train_dataset` is needed by `train` alone.
+        processing_class: tokeniser; pads samples where there is no collator, and is saved with the model.
     """
 
     def __init__(
@@ -184,14 +225,48 @@ class Trainer:
         *,
         model_init: Any = None,
         compute_metrics: Any = None,
+        callbacks: Sequence[Any] | None = None,
     ) -> None:
         if data_collator is None and processing_class is not None:
             data_collator = transformers.DataCollatorWithPadding(processing_class)
-        self.task = TransformersTask(
-            model, args, train_dataset, eval_dataset, model_init=model_init, data_collator=data_collator, compute_metrics=compute_metrics
-        )
-        self.model: nn.Module | None = None
-        """The trained model: with `load_best_model_at_end`, that of the best evaluation."""
+        if (model is None) == (model_init is None):
+            raise JobError("a Trainer needs a model or model_init")
+        self.args = _hf.TrainingArguments("trainer_output") if args is None else args
+        self._given = {"model_init": model_init, "data_collator": data_collator, "compute_metrics": compute_metrics}
+        self._model, self._train, self._processing_class = model, train_dataset, processing_class
+        self.eval_dataset = eval_dataset
+        self.callbacks = made(callbacks or ())
+        """Callbacks, those of `add_callback` among them."""
+        self.state = _hf.TrainerState()
+        """Steps, epochs and `log_history` of the run, after `train`."""
+        self.model: Any = _loaded(model) if model_init is None else model_init()
+        """The model; after `train` the trained one: with `load_best_model_at_end`, that of the best evaluation."""
+        if train_dataset is not None:
+            _ = self.task  # what cannot be honoured is refused at once
+
+    @property
+    def task(self) -> TransformersTask:
+        """The training program.
+
+        Raises:
+            JobError: see `TransformersTask`.
+        """
+        more = {"callbacks": self.callbacks, "processing_class": self._processing_class}
+        return TransformersTask(self._model, self.args, self._train, self.eval_dataset, **self._given, **more)
+
+    def add_callback(self, callback: Any) -> None:
+        """Adds a callback, or one of a class."""
+        self.callbacks = [*self.callbacks, *made([callback])]
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Takes away the first callback that is this one, or of this class, and returns it; None: there is none."""
+        found = next((each for each in self.callbacks if each is callback or type(each) is callback), None)
+        self.callbacks = [each for each in self.callbacks if each is not found]
+        return found
+
+    def remove_callback(self, callback: Any) -> None:
+        """Takes away the first callback that is this one, or of this class."""
+        self.pop_callback(callback)
 
     def train(self, **options: Any) -> Result:
         """Trains and waits for the end of the run.
@@ -207,8 +282,68 @@ class Trainer:
 
         result = train(self.task, **options)
         if result.finished:
-            self.model = result.model(best=bool(self.task._args["load_best_model_at_end"]))
+            self.model = result.model(best=bool(self.args.load_best_model_at_end))
+        self._note(result)
         return result
+
+    def _note(self, result: Result) -> None:
+        """Takes the metrics of a run into `state`."""
+        args, rows = self.args.to_dict(), list(result.metrics)
+        epochs = int(args["num_train_epochs"])
+        last: Mapping[str, Any] = rows[-1] if rows else {}
+        self.state = state = _hf.TrainerState(
+            global_step=result.summary.iterations, num_train_epochs=epochs, epoch=float(last.get("epoch") or 0.0)
+        )
+        every = logging_steps(args, round(result.summary.iterations * epochs / (state.epoch or epochs)))
+        for row in rows:
+            where = {"epoch": row["epoch"], "step": row["iteration"]}
+            if row["iteration"] and int(row["iteration"]) % every == 0 and row.get("train/loss") is not None:
+                state.log_history.append({"loss": row["train/loss"], **where})
+            of = {f"eval_{n.partition('/')[2]}": v for n, v in row.items() if n.startswith("evaluation/") and v is not None}
+            if of:
+                state.log_history.append({**of, **where})
+
+    def _local(self) -> Any:
+        """`transformers.Trainer` of the model as it is now."""
+        own = [each for each in self.callbacks if not isinstance(each, _hf.EarlyStoppingCallback)]
+        given = {name: value for name, value in self._given.items() if name != "model_init"}
+        found = _hf.Trainer(
+            self.model, self.args, eval_dataset=self.eval_dataset, processing_class=self._processing_class, callbacks=own, **given
+        )
+        found.state = self.state
+        return found
+
+    def evaluate(self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Metrics of the model on evaluation data, in this process: `transformers.Trainer.evaluate`.
+
+        Args:
+            eval_dataset: None: that of the trainer.
+            ignore_keys, metric_key_prefix: see there.
+        """
+        found: dict[str, float] = self._local().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        found.pop(f"{metric_key_prefix}{_PREPARED}", None)
+        return found
+
+    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
+        """Predictions of the model, in this process: `transformers.Trainer.predict`, which returns a `PredictionOutput`."""
+        found = self._local().predict(test_dataset, ignore_keys, metric_key_prefix)
+        (found.metrics or {}).pop(f"{metric_key_prefix}{_PREPARED}", None)
+        return found
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Saves the model, or its adapters of `peft`, with tokeniser and arguments: `transformers.Trainer.save_model`.
+
+        Args:
+            output_dir: None: that of the arguments.
+        """
+        self._local().save_model(None if output_dir is None else str(output_dir))
+
+
+@cache
+def _usual_arguments() -> dict[str, Any]:
+    """Fields of arguments that name nothing. Made once, since `accelerate` begins anew whenever arguments are made."""
+    found: dict[str, Any] = _hf.TrainingArguments("unused", use_cpu=True).to_dict()
+    return found
 
 
 def plain_model(model: Any) -> Any:
