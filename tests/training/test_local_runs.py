@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from training_runs import make_job
 
+from ephemeron.cli.main import main
 from ephemeron.errors import ChannelError, UserError
 from ephemeron.events import Ended, Invoked, Progress
 from ephemeron.runs.verbs import attach, resume
@@ -127,7 +129,10 @@ def test_the_run_goes_on_without_its_client(undisturbed, home):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_resumable_run(undisturbed, home):
+def test_a_run_is_interrupted_again_and_again_and_ends_as_one_that_was_not(undisturbed, home):
+    """Ctrl-C, another terminal that resumes and is killed, a third that attaches; then what is to be seen of it all."""
+    from running import until  # the client's process imports this module, and has no such path
+
     client, folder = start_client(home)
     client.send_signal(signal.SIGINT)
     client.wait(180)
@@ -135,11 +140,26 @@ def test_ctrl_c_leaves_a_resumable_run(undisturbed, home):
     assert stopped["status"] == "stopped"
     assert 0 < stopped["iterations"] < 20
     assert no_function_left()
-    result = resume(folder.name)
+    said = CliRunner().invoke(main, ["runs", "--json"])
+    assert json.loads(said.output)["status"] == "stopped"
+
+    def progress() -> int:
+        return (folder / "events.jsonl").read_text().count('"kind":"progress"')
+
+    before = progress()
+    command = [sys.executable, "-c", "from ephemeron.cli.main import main; main()", "resume", folder.name]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE) as resumer:
+        until(lambda: progress() > before or resumer.poll() is not None)
+        resumer.kill()
+    result = attach(folder.name)
     assert result.summary.status == "finished"
     assert result.summary.weights_sha256 == undisturbed[0].summary.weights_sha256
     with pytest.raises(UserError, match="has finished"):
         resume(folder.name)
+    for verb in ("report", "logs", "attach"):
+        done = CliRunner().invoke(main, [verb, folder.name])
+        assert done.exit_code == 0, done.output
+    assert json.loads(CliRunner().invoke(main, ["runs", "--json"]).output)["metrics"]["accuracy"] == result.summary.metrics["accuracy"]
 
 
 @pytest.mark.slow
