@@ -89,8 +89,6 @@ def check_place(kind: str, platform: str, channel: str) -> None:
     if platform in CLOUDS and kind == "regions":
         why = "each region has a channel, credentials and functions of its own, which the client knows"
         raise JobError(f"{why}: it cannot be driven by functions on {platform}", remedy="leave --detach out")
-    if platform == "openfaas" and kind == "study":
-        raise JobError("functions on openfaas do not know the password with which a command asks the gateway", remedy="leave --detach out")
     if channel.startswith(("ps://", "parameter_server")):
         raise JobError("the parameter server is a process of the client, so the run cannot be detached", remedy="use another --channel")
 

@@ -29,6 +29,7 @@ from ephemeron.runs.header import RunHeader, open_header, read_header
 from ephemeron.runs.labels import check_labels
 from ephemeron.runs.predictions import Prediction
 from ephemeron.runs.stop_requests import withdraw_stop
+from ephemeron.training.driver.launching import admission
 from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
 from ephemeron.training.job import Configuration, Job
 from ephemeron.training.job.spec import KeepBest
@@ -279,6 +280,9 @@ class Study:
         detached.check_place("study", c.platform, c.channel)
         if c.platform in CLOUDS:
             kept.check(self.file)
+            where = cloud(c.platform)
+            settings = (self.cloud or where.settings()).located()
+            self.cloud = where.recorded(settings, admission.admit(where, c, settings, public_address(c.store)[1])[1])
         self._refuse_elsewhere()
         with written(self.folder.path), self.folder.driving():
             known = self.folder.status() if self.folder.exists else None

@@ -13,20 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from openfaas_world import CALLBACK, EVERY_S, PASSWORD, client, deployed
 
 from checking import left, refusal, texts
 from cloud_profiles import measured
 from detached_map import check_detached_map
+from ephemeron.cli.main import main
 from ephemeron.errors import UserError
 from ephemeron.events import Ended, Event, Invoked, Progress
 from ephemeron.functions.openfaas.settings import PASSWORD_ENV
-from ephemeron.runs import verbs
+from ephemeron.runs import detached, verbs
+from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.verbs import resume
 from ephemeron.testing import TrainingMatrix, TrainingWorld
 from ephemeron.testing.openfaas_gateway import OpenFaasGateway
 from ephemeron.testing.training_world import of
-from tiny_job import JOB, SHORT
+from tiny_job import CODE, JOB, SHORT
 
 pytestmark = pytest.mark.slow
 
@@ -195,3 +198,24 @@ def test_a_map_is_driven_there_by_functions_that_have_no_password(world: World, 
     place.mkdir()
     where = ["--platform", "openfaas", "--openfaas-gateway", world.settings.gateway, "--openfaas-function", world.settings.function]
     check_detached_map([*where, "--channel", str(world.channels["objects"])], place, monkeypatch)
+
+
+def test_a_study_is_driven_there_by_functions_that_have_no_password(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text((CODE / "tiny.py").read_text())
+    (tmp_path / "study.toml").write_text(
+        'job = "job.toml"\nname = "rates"\nmetric = "accuracy"\nmode = "max"\nsampler = "grid"\npruner = "none"\npredict = false\n'
+        "[space]\noptimizer.options.lr = [0.05, 0.1]\n"
+    )
+    (tmp_path / "job.toml").write_text(
+        'name = "tiny"\nmodel = "tiny:mlp"\noptimizer = { target = "SGD", options = { lr = 0.1 } }\nepochs = 1\n'
+        f'[run]\nplatform = "openfaas"\nchannel = "{world.channels["objects"]}"\nworkers = 1\nbatch_size = 144\nmemory_mb = {MEMORY_MB}\n'
+    )
+    where = ["--openfaas-gateway", world.settings.gateway, "--openfaas-function", world.settings.function]
+    said = CliRunner().invoke(main, ["tune", "study.toml", *where, "--detach", "--json"])
+    assert said.exit_code == 0, said.output
+    run = json.loads(said.output.splitlines()[-1])["run_id"]
+    result = verbs.attach(run)
+    assert result.summary.status == "finished", result.causes
+    assert len(result.folder.trials) == 2
+    assert "finished" in {e.outcome for e in of(list(events_of(RunFolder(result.folder.path / detached.FOLDER))), Ended)}

@@ -47,7 +47,7 @@ class OpenFaas(Provider[OpenFaasSettings]):
         return preflight.inspect(settings).sizes_mb
 
     def recorded(self, settings: OpenFaasSettings, limits: Limits) -> OpenFaasSettings:
-        return dataclasses.replace(settings, sizes_mb=limits.sizes_mb)
+        return dataclasses.replace(settings, sizes_mb=limits.sizes_mb, lifetime_s=limits.lifetime_s)
 
     def logs(self, settings: OpenFaasSettings) -> str:
         return f"faas-cli logs {settings.function} --gateway {settings.gateway}"
@@ -59,7 +59,8 @@ class OpenFaas(Provider[OpenFaasSettings]):
         except JobError:
             if not settings.sizes_mb:
                 raise
-            return c, _known_limits(settings)  # see `open`
+            known = _known_limits(settings)  # see `open`
+            return dataclasses.replace(c, memory_mb=c.memory_mb or known.sizes_mb[0], lifetime_s=c.lifetime_s or known.lifetime_s), known
         c = dataclasses.replace(c, memory_mb=c.memory_mb or deployed.memory_mb, lifetime_s=c.lifetime_s or deployed.lifetime_s)
         _check_fit(deployed, settings, c)
         return c, deployed.limits
@@ -68,9 +69,10 @@ class OpenFaas(Provider[OpenFaasSettings]):
         try:
             deployed = await asyncio.to_thread(preflight.inspect, settings)
         except JobError:
-            if hold.starting or not settings.sizes_mb:
+            if not settings.sizes_mb:
                 raise
-            # A function that drives the run: it may start others, but has no password for the gateway's administration.
+            # A function that drives the run, or starts one of its trials: it may start others, but has no password for the
+            # gateway's administration.
             return await OpenFaasPlatform.open(hold.run_dir, settings, channel=hold.channel, run=hold.run, limits=_known_limits(settings))
         if hold.starting:
             _check_fit(deployed, settings, hold.capacity)
@@ -82,9 +84,9 @@ class OpenFaas(Provider[OpenFaasSettings]):
 
 
 def _known_limits(settings: OpenFaasSettings) -> Limits:
-    """Limits of a deployment whose sizes are in a run's record."""
-    sizes = settings.sizes_mb
-    return dataclasses.replace(LIMITS, memory_min_mb=min(sizes), memory_max_mb=max(sizes), sizes_mb=sizes)
+    """Limits of a deployment whose sizes and time limit are in a run's record."""
+    sizes, lifetime_s = settings.sizes_mb, settings.lifetime_s or LIMITS.lifetime_s
+    return dataclasses.replace(LIMITS, memory_min_mb=min(sizes), memory_max_mb=max(sizes), sizes_mb=sizes, lifetime_s=lifetime_s)
 
 
 def _check_fit(deployed: preflight.DeployedFunction, settings: OpenFaasSettings, c: CapacityRequest) -> None:

@@ -30,6 +30,8 @@ class OpenFaasSettings:
     """Name of the deployment: of its first function."""
     sizes_mb: tuple[int, ...] = ()
     """Memory sizes that are deployed, the first is that of `function`; empty: not asked, or that one alone."""
+    lifetime_s: float = 0.0
+    """Time limit with which it is deployed; 0: not asked."""
     namespace: str = ""
     """Empty: the gateway's default."""
     every_s: float = 5.0
