@@ -218,6 +218,8 @@ def test_texts_of_csv_are_read_as_they_are_written(tmp_path, monkeypatch, size):
     firsts = [part.first for part in file.parts(2)]
     assert firsts[0] == 0
     assert firsts == sorted(set(firsts))
+    path.write_text(f"a\n{'x' * 200_000}\n")
+    assert [row["a"] for part in TableFile(path).parts(2) for row in part.table.to_pylist()] == ["x" * 200_000]
     path.write_bytes(b'a,b\n1,2\n3,"x\n')
     with pytest.raises(JobError, match="line 3: has a quote that is not closed"):
         list(TableFile(path).parts(2))

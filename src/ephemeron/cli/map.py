@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from ephemeron.cli.predictions import TABLES, dry_run_option, prepared_option, s
 from ephemeron.cli.runs.commands import detachable
 from ephemeron.config.typed import Count, Positive
 from ephemeron.data.formats.lines import text_lines
+from ephemeron.data.formats.records import CsvRows
 from ephemeron.errors import BudgetReached, JobError, TaskFailed, UserError
 from ephemeron.units import human_count
 
@@ -287,13 +287,13 @@ class _TableFile(_Lines):
 
     def _write_csv(self) -> None:
         assert self._columns is not None
-        writer = csv.writer(self._file, delimiter="\t" if self._path.suffix == ".tsv" else ",", lineterminator="\n")
+        writer = CsvRows(self._file, "\t" if self._path.suffix == ".tsv" else ",")
         if not self._is_written:
-            writer.writerow(self._columns)
+            writer.rows([self._columns])
             self._is_written = True
         for row in self._rows:
             cells = (row.get(name) for name in self._columns)
-            writer.writerow("" if cell is None else cell if isinstance(cell, str) else json.dumps(cell) for cell in cells)
+            writer.rows([[cell if cell is None or isinstance(cell, str) else json.dumps(cell) for cell in cells]])
         self._rows.clear()
         self._file.flush()
 

@@ -9,7 +9,6 @@ its column, has no prediction. Texts of CSV stay as they are written.
 from __future__ import annotations
 
 import csv
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.data.batch_source import Positions, TrainingBatch
-from ephemeron.data.formats.records import CsvRecords, cells_of, check_names, has_lone_return, header_of
+from ephemeron.data.formats.records import CsvRecords, CsvRows, cells_of, check_names, has_lone_return, header_of, rows_of
 from ephemeron.data.sources.readers import PreparedOptions, check_columns, prepared_parts, read_options, table_inputs
 from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.arrow import beyond_float32, pyarrow
@@ -159,7 +158,7 @@ class TableFile:
         if has_lone_return(text) or CsvRecords(self.delimiter).end(found[-1], "record") == "quoted":
             return None
         try:
-            rows = [row for row in csv.reader(io.StringIO(text.decode(), newline=""), delimiter=self.delimiter) if row]
+            rows = [row for row in rows_of(text.decode(), self.delimiter) if row]
         except (UnicodeDecodeError, csv.Error):
             return None
         whole = sum(1 for record in found if record.strip(b"\r\n"))
@@ -201,8 +200,8 @@ class _TableOut:
         if self._file is None:
             self._file = self._part.open("w", newline="", encoding="utf-8")
             delimiter = "\t" if self._path.suffix == ".tsv" else self._source.delimiter
-            self._writer = csv.writer(self._file, delimiter=delimiter, lineterminator="\n")
-            self._writer.writerow(table.column_names)
+            self._writer = CsvRows(self._file, delimiter)
+            self._writer.rows([table.column_names])
         texts = []
         for name in table.column_names:
             column = table.column(name)
@@ -210,7 +209,7 @@ class _TableOut:
                 texts.append((column if pa.types.is_string(column.type) else column.cast(pa.string())).to_pylist())
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 raise JobError(f"column {name} is {column.type}, which CSV has not", remedy="name a file *.parquet") from None
-        self._writer.writerows(zip(*texts, strict=True))
+        self._writer.rows(zip(*texts, strict=True))
 
     def finish(self) -> None:
         """Closes it, and gives it its name."""

@@ -18,9 +18,9 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import IO, Literal, TypeAlias
 
 from ephemeron.data.formats.lines import mark_of
 from ephemeron.errors import JobError
@@ -218,6 +218,16 @@ def has_lone_return(text: bytes) -> bool:
     return _LONE_RETURN.search(text) is not None
 
 
+def rows_of(text: str, delimiter: str) -> Iterator[list[str]]:
+    """The rows of a text, whose fields may be of any length; a blank line is an empty one.
+
+    Raises:
+        csv.Error: a carriage return ends no line.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the module's own limit is 131,072
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+
+
 def cells_of(record: bytes, delimiter: str) -> list[str]:
     """The cells of a record.
 
@@ -231,12 +241,33 @@ def cells_of(record: bytes, delimiter: str) -> list[str]:
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8") from None
     try:
-        (cells,) = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        (cells,) = rows_of(text, delimiter)
     except ValueError:  # more rows than one
         raise ValueError("has a carriage return that is not quoted; lines end in \\n or \\r\\n") from None
     except csv.Error as e:
         raise ValueError(f"cannot be read: {e}") from None
     return cells
+
+
+class CsvRows:
+    """Writes rows of CSV with line ends of one newline. `cells_of` reads what was written: fields with a carriage return are quoted, too.
+
+    Args:
+        file: open for text, with `newline=""`.
+        delimiter: one character.
+    """
+
+    def __init__(self, file: IO[str], delimiter: str) -> None:
+        self._file = file
+        self._writer = csv.writer(self, delimiter=delimiter, lineterminator="\r\n")  # the module quotes what has a character of it
+
+    def write(self, line: str) -> None:
+        """Takes a line from the module."""
+        self._file.write(f"{line[:-2]}\n")
+
+    def rows(self, rows: Iterable[Iterable[str | None]]) -> None:
+        """Writes rows; None is an empty cell."""
+        self._writer.writerows(rows)
 
 
 def header_of(data: bytes, delimiter: str, where: str) -> tuple[list[str], int]:
