@@ -228,6 +228,41 @@ def test_texts_of_csv_are_read_as_they_are_written(tmp_path, monkeypatch, size):
         list(TableFile(path).parts(2))
 
 
+def test_texts_of_parquet_are_categories_as_in_a_load(here):
+    from pyarrow import parquet
+
+    import ephemeron.preparation as prep
+    from ephemeron.data.sources.readers import PreparedOptions
+    from ephemeron.preparation.predicting import Features
+
+    texts = pa.array(["NA", "x", "", None])
+    rows = pa.table({"c": texts, "y": [0, 1, 0, 1]})
+    parquet.write_table(rows, "in.parquet")
+    raw = prep.load_parquet("in.parquet", out="raw", label="y", pool=prep.InProcess())
+    pipeline = prep.Pipeline([prep.OrdinalEncoder(["c"])]).fit(raw, pool=prep.InProcess())
+    made = pipeline.transform(raw, out="made", pool=prep.InProcess())
+    options = PreparedOptions(batch="dict")
+    features = Features(
+        schema=made.schema, pipeline=pipeline, options=options, missing=made.manifest.missing or (), delimiter=",", is_sparse=False
+    )
+
+    def codes(path):
+        file = TableFile(Path(path))
+        features.check(file, labelled=False)
+        return [code for part in file.parts(3) for code in features.of(part.table, is_text=file.is_text).inputs["c"].tolist()]
+
+    stored = made.read(0).column("c").to_pylist()
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+        parquet.write_table(pa.table({"c": texts.cast(kind)}), "new.parquet")
+        assert codes("new.parquet") == stored == [2, 3, 1, 0]
+    Path("new.csv").write_text('c\nNA\nx\n""\n')
+    assert codes("new.csv") == [0, 3, 0]
+    for values in (pa.array([b"x"]), pa.array([[1]]), pa.array([0], pa.timestamp("s"))):
+        parquet.write_table(pa.table({"c": values}), "odd.parquet")
+        with pytest.raises(JobError, match=r"odd.parquet: column c is .*, neither numbers nor text; convert it"):
+            codes("odd.parquet")
+
+
 @pytest.mark.slow
 def test_a_sparse_run_is_predicted_and_evaluated(here):
     pytest.importorskip("scipy")

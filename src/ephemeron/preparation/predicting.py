@@ -34,6 +34,7 @@ from ephemeron.preparation.columns import Categories, ColumnData, SparseRows, fr
 from ephemeron.preparation.load_plan import MISSING
 from ephemeron.preparation.parquet import typed
 from ephemeron.preparation.pipeline import Pipeline
+from ephemeron.preparation.values import arrow_kind
 from ephemeron.runs.folders import CODE_FILE, JOB_FILE, PREPARED, RESULT_FILE, RUN_FILE, RunFolder
 from ephemeron.runs.kinds import load_kind
 from ephemeron.training.driver.launching.evaluation import evaluate
@@ -272,27 +273,37 @@ class Features:
         return self.schema if self.pipeline is None else self.pipeline.schema_in_
 
     def check(self, file: TableFile, *, labelled: bool) -> None:
-        """Refuses a file that lacks a column.
+        """Refuses a file that lacks a column, or has values in it that are neither numbers nor text.
 
         Raises:
             JobError: names the column.
         """
+        types = pyarrow().types
         for column in self._needed(labelled=labelled):
             if column.name not in file.names:
                 raise JobError(f"{file.path} has no column {column.name!r}", remedy=f"it has {', '.join(file.names)}")
+            kind = file.schema.field(column.name).type
+            if arrow_kind(kind) is None and not types.is_null(kind):
+                raise JobError(f"{file.path}: column {column.name} is {kind}, neither numbers nor text", remedy="convert it")
 
     def _needed(self, *, labelled: bool) -> list[Column]:
         return [column for column in self.columns if labelled or column.kind != "label"]
 
-    def of(self, table: Any, *, labelled: bool = False) -> Made:
-        """Features of the rows of a part of a file."""
+    def of(self, table: Any, *, is_text: bool, labelled: bool = False) -> Made:
+        """Features of the rows of a part of a file.
+
+        Args:
+            table: the rows.
+            is_text: whether they are of CSV, where some texts stand for absent values, as in a load.
+            labelled: whether they have labels.
+        """
         pa = pyarrow()
         columns = self._needed(labelled=labelled)
         absent = pa.array(self.missing, pa.string())
         read = {}
         for column in columns:
             values = table.column(column.name)
-            if pa.types.is_string(values.type) and self.missing:
+            if is_text and self.missing:
                 values = pa.compute.if_else(pa.compute.is_in(values, value_set=absent), None, values)
             read[column.name] = values
         numeric = [Column(name=c.name, kind="numeric", dtype="float64") if c.kind == "label" else c for c in columns]
@@ -471,7 +482,7 @@ def predict_table(
     features.check(file, labelled=False)
     report = TableReport()
     predictor = _predictor(result, features, best=best)
-    first = next((m for m in (features.of(part.table) for part in file.parts(batch_size)) if len(m.numbers)), None)
+    first = next((m for m in (features.of(part.table, is_text=file.is_text) for part in file.parts(batch_size)) if len(m.numbers)), None)
     if first is None:
         raise JobError(f"{data} has no row that features can be made of", remedy="look at its columns, and at those that rows must have")
     if isinstance(predictor, Predictor):
@@ -508,7 +519,7 @@ def _predicted(
 ) -> Iterator[tuple[_Part, Made, Outputs | None]]:
     """The parts of a file, their features, and what the model makes of them. A wave of parts is read while functions compute another one."""
     waiting: list[Any] = []
-    parts = ((part, features.of(part.table)) for part in file.parts(batch_size))
+    parts = ((part, features.of(part.table, is_text=file.is_text)) for part in file.parts(batch_size))
     size = max(1, pool.max_workers) * _WAVE
     while True:
         wave = [one for _, one in zip(range(size), parts, strict=False)]
@@ -605,7 +616,7 @@ class _TableBatches:
         from ephemeron.data.batch_source import EVALUATION_BATCH
 
         for part in self._file.parts(EVALUATION_BATCH):
-            made = self._features.of(part.table, labelled=True)
+            made = self._features.of(part.table, is_text=self._file.is_text, labelled=True)
             self._report.add(part, made)
             if len(made.numbers):
                 yield made
