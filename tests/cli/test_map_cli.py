@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from ephemeron.cli.main import main
-from ephemeron.errors import JobError
+from ephemeron.errors import JobError, TaskFailed
 from ephemeron.executor.predict import predict
 from ephemeron.executor.prediction_files import check_inputs, check_out, read_inputs, write_outputs
 from ephemeron.runs import folders
@@ -311,3 +311,23 @@ def test_the_columns_of_results_are_those_of_the_first_one(tmp_path):
     assert file.refusal({"a": 1}) == "the result has the columns a, and those before have a, b"
     assert "a of the result is text, 'x', and was a number before" in file.refusal({"a": "x", "b": None})
     assert "which a column of Parquet has not" in file.refusal({"a": 2**63, "b": None})
+    assert "is in a column of integers beyond 2^53 and fractions" in file.refusal({"a": 2**53 + 1, "b": None})
+    assert not file.refusal({"a": 2**53, "b": "\r"})
+    assert "'\\ud800' of the result has half a surrogate pair" in file.refusal({"a": 1, "b": "\ud800"})
+    assert file.refusal({1: 1, "1": 1}) == "the result has two keys of the same text"
+
+
+def test_a_refused_result_leaves_those_of_its_chunk(tmp_path, capsys):
+    from ephemeron.cli.map import _Collected
+    from ephemeron.executor.futures import TaskFuture
+
+    futures = [TaskFuture(f"t{n}", name="f", on_cancel=lambda future: None) for n in range(3)]
+    futures[0].set_result([{"a": 1}, {"b": 1}])
+    futures[1].set_result([{"a": {2}}, {"a": "l\rm"}])
+    futures[2].set_exception(TaskFailed("ValueError: five", task="t2"))
+    collected = _Collected(futures, tmp_path / "o.csv", of=5, chunksize=2)
+    collected.collect(None)
+    assert (tmp_path / "o.csv").read_bytes() == b'a\n1\n""\n""\n"l\rm"\n""\n'
+    assert [failure["item"] for failure in collected.failures] == [2, 3, 5]
+    assert (collected.written, collected.lost) == (5, 3)
+    assert "item 2: the result has the columns b, and those before have a" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from ephemeron.cli.predictions import TABLES, dry_run_option, prepared_option, s
 from ephemeron.cli.runs.commands import detachable
 from ephemeron.config.typed import Count, Positive
 from ephemeron.data.formats.lines import text_lines
-from ephemeron.data.formats.records import CsvRows
+from ephemeron.data.formats.records import LARGEST, CsvRows
 from ephemeron.errors import BudgetReached, JobError, TaskFailed, UserError
 from ephemeron.units import human_count
 
@@ -138,6 +138,8 @@ class _Collected:
         self.file = _TableFile(out) if out.suffix in TABLES else _Lines(out)
         self.written = 0
         self.failures: list[dict[str, object]] = []
+        self.lost = 0
+        """Items without a result, of those that are written."""
         self.stopped = ""
         """Why it ended early; empty: it did not."""
         self.code = 0
@@ -163,25 +165,32 @@ class _Collected:
 
     def _values(self) -> Iterator[list[object]]:
         for n, future in enumerate(self.futures):
-            size = min(self.chunksize, self.of - n * self.chunksize)
+            first = n * self.chunksize + 1
             try:
                 found = future.result()
-                values = found if self.chunksize > 1 else [found]
-                try:
-                    json.dumps(values)
-                except (TypeError, ValueError) as e:
-                    raise TaskFailed(f"the result is no JSON: {e}", task=future.task) from None
-                for value in values:
-                    if wrong := self.file.refusal(value):
-                        raise TaskFailed(wrong, task=future.task)
             except TaskFailed as e:
-                first = n * self.chunksize + 1
-                self.failures.append({"item": first, "error": str(e), "tries": e.tries, "traceback": e.traceback})
-                click.secho(f"item {first}: {e}", fg="red", err=True)
-                if e.traceback:
-                    click.echo(e.traceback.rstrip(), err=True)
-                values = [None] * size
-            yield values
+                yield self._none(first, min(self.chunksize, self.of - first + 1), e)
+                continue
+            values = found if self.chunksize > 1 else [found]
+            yield [self._checked(first + k, value, future.task) for k, value in enumerate(values)]
+
+    def _checked(self, item: int, value: object, task: str) -> object:
+        """A result; None where the file cannot have it."""
+        try:
+            json.dumps(value)
+            wrong = self.file.refusal(value)
+        except (TypeError, ValueError) as e:
+            wrong = f"the result is no JSON: {e}"
+        return self._none(item, 1, TaskFailed(wrong, task=task))[0] if wrong else value
+
+    def _none(self, first: int, count: int, error: TaskFailed) -> list[object]:
+        """What stands for the results of items that have none, after their error was told."""
+        self.lost += count
+        self.failures.append({"item": first, "error": str(error), "tries": error.tries, "traceback": error.traceback})
+        click.secho(f"{f'item {first}' if count == 1 else f'items {first} to {first + count - 1}'}: {error}", fg="red", err=True)
+        if error.traceback:
+            click.echo(error.traceback.rstrip(), err=True)
+        return [None] * count
 
     def report(self, pool: FunctionExecutor, began: float, *, as_json: bool) -> None:
         """Prints how it ended, and ends the command."""
@@ -189,7 +198,7 @@ class _Collected:
         if self.stopped:
             click.secho(f"{self.stopped}; the first {self.written} results are in {self.out}", fg="yellow", err=True)
         elif not as_json:
-            click.echo(f"{self.written - failed * self.chunksize if failed else self.written} results in {self.out}; {bill}", err=True)
+            click.echo(f"{self.written - self.lost} results in {self.out}; {bill}", err=True)
         if as_json:
             document = {
                 "items": self.of,
@@ -236,6 +245,8 @@ class _TableFile(_Lines):
         super().__init__(path)
         self._columns: tuple[str, ...] | None = None
         self._kinds: dict[str, str] = {}
+        self._floats, self._large = set[str](), set[str]()
+        """Columns with numbers that are no integers, and with integers that float64 does not hold."""
         self._rows: list[Mapping[str, Any]] = []
         self._is_written = False
 
@@ -266,6 +277,10 @@ class _TableFile(_Lines):
         row = _row(value)
         if not row:
             return "the result is an empty dict, which is no row of a table"
+        if isinstance(value, dict) and len(row) < len(value):
+            return "the result has two keys of the same text"
+        if (odd := next((text for text in (*row, *row.values()) if isinstance(text, str) and not _is_utf8(text)), None)) is not None:
+            return f"{odd!r:.80} of the result has half a surrogate pair, which no table has: write *.jsonl"
         if self._columns is not None and row.keys() != set(self._columns):
             return f"the result has the columns {', '.join(row)}, and those before have {', '.join(self._columns)}"
         for name, cell in row.items():
@@ -277,6 +292,11 @@ class _TableFile(_Lines):
             before = self._kinds.setdefault(name, kind)
             if self._path.suffix == ".parquet" and (before != kind or (isinstance(cell, int) and abs(cell) >= 1 << 63)):
                 return f"{name} of the result is {kind}, {cell!r:.80}, and was {before} before, which a column of Parquet has not"
+            is_float = isinstance(cell, float)
+            if self._path.suffix == ".parquet" and not isinstance(cell, str) and (is_float or abs(cell) > LARGEST):
+                if name in (self._large if is_float else self._floats):
+                    return f"{name} of the result, {cell!r}, is in a column of integers beyond 2^53 and fractions, which Parquet has not"
+                (self._floats if is_float else self._large).add(name)
         self._columns = self._columns or tuple(row)
         return ""
 
@@ -303,6 +323,14 @@ def _row(value: object) -> Mapping[str, Any]:
     if value is None:
         return {}
     return {str(name): cell for name, cell in value.items()} if isinstance(value, dict) else {RESULT: value}
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _items(path: Path) -> tuple[list[object], bytes, str]:
