@@ -180,6 +180,9 @@ def test_one_column_beside_the_target_keeps_its_shape() -> None:
         ({"a": ["x", "y", "z"]}, "column a, row 1: 'x' is not a number"),
         ({"a": [1.0, 1e300, 2.0]}, r"column a, row 2: 1e\+300 is beyond float32"),
         ({"y": ["no", "yes", "no"]}, "column y, row 1: 'no' is not a number; number the classes"),
+        ({"a": [1, "x", 2.5]}, "column a, row 2: 'x' is not a number"),
+        ({"a": [1j, 2, 3]}, "column a, row 1: 1j is not a number"),
+        ({"a": [10**400, 2, 3]}, "column a has integers beyond float32"),
         ({"a": [[1], [2, 3], [4]]}, "column a has lists of different lengths"),
         ({"a": [[1, 2], [2, 3], [4, 5]]}, "column a has lists of numbers beside other columns"),
     ],
@@ -194,6 +197,32 @@ def test_what_is_no_number_is_named(change: dict[str, Any], problem: str, as_row
         value = pytest.importorskip("pandas").DataFrame(columns)
     with pytest.raises(JobError, match=f"m:f: {problem}" if not problem.startswith("m:f") else problem):
         stack(value, "m:f", target="y")
+
+
+def test_what_pandas_has_and_other_libraries_do_not(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    odd = object()
+    large = pandas.array([2**53 + 1, None], "Int64")
+    frame = pandas.DataFrame({"a": [odd, "x"], "b": pandas.arrays.SparseArray([0.0, 2.0]), "c": large, "y": [0, 1]})
+    assert as_dataset(frame, "m:f")[0] == {"a": odd, "b": 0.0, "c": 2**53 + 1, "y": 0}
+    assert as_dataset(frame, "m:f")[1] == {"a": "x", "b": 2.0, "c": None, "y": 1}
+    assert stack(frame[["b", "y"]], "m:f", target="y").inputs.tolist() == [0, 2]
+    assert stack(pandas.DataFrame({"a": [2**70, 1], "y": [0, 1]}), "m:f", target="y").inputs.tolist() == [2.0**70, 1]
+    with pytest.raises(JobError, match="column y, row 1: 18446744073709551615 is beyond int64; number the classes"):
+        stack({"a": X[:2, 0], "y": np.array([2**64 - 1, 0], np.uint64)}, "m:f", target="y")
+    with pytest.raises(JobError, match="make an array of each column, or choose one of them"):
+        as_dataset({"a": [1.0], "y": [0]}, "m:f")
+    shuffled = _pandas().iloc[::-1]
+    shuffled.to_parquet(tmp_path / "shuffled.parquet")
+    import pyarrow as pa
+
+    for value in (shuffled, pa.Table.from_pandas(shuffled), tmp_path / "shuffled.parquet"):
+        assert np.array_equal(stack(value, "m:f", target="y").inputs, X[::-1].astype(np.float32))
+    import ephemeron.preparation as prep
+
+    out = str(tmp_path / "made")
+    raw = prep.load_parquet(str(tmp_path / "shuffled.parquet"), out=out, label="y", label_kind="class", pool=prep.InProcess())
+    assert [column.name for column in raw.schema] == ["a", "b", "y"]
 
 
 def test_refusals_name_the_remedy(tmp_path: Path) -> None:

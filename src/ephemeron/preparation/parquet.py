@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ephemeron.data.catalog.files import FileReader
 from ephemeron.data.catalog.loop import run
 from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables import TableWriter
-from ephemeron.data.tables.arrow import pyarrow, schema_of
+from ephemeron.data.tables.arrow import is_index, pyarrow, schema_of
 from ephemeron.data.tables.dataset import encode_table
 from ephemeron.data.tables.manifest import Column
 from ephemeron.errors import JobError
@@ -183,6 +184,8 @@ def parquet_plan(sources: Sequence[Source], layout: Layout, partition_mb: float,
 
 def _columns(schema: Any, layout: Layout, source: Source) -> tuple[Column, ...]:
     numeric = {}
+    unnamed = {name: "ignore" for name in schema.names if is_index(name) and name != layout.label}
+    layout = replace(layout, columns={**unnamed, **layout.columns})
     for field in schema:
         kind = arrow_kind(field.type)
         if kind is None and layout.columns.get(field.name) != "ignore":

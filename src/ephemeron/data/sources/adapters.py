@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ephemeron.config.typed import near
+from ephemeron.data.formats.records import LARGEST
 from ephemeron.data.samples import Array
-from ephemeron.data.tables.arrow import beyond_float32, pyarrow
+from ephemeron.data.tables.arrow import beyond_float32, is_index, pyarrow
 from ephemeron.errors import JobError
 
 _ENDINGS = {
@@ -54,7 +55,8 @@ def as_dataset(value: Any, where: str, *, target: str | None = None) -> Any:
         _refuse_target(target, where, "a pair, whose second part is the target")
         return Pairs(*value, where=where)
     if isinstance(value, Mapping):
-        raise JobError(f"{where} is a {type(value).__name__} of {', '.join(map(str, value))}", remedy="choose one of them")
+        arrays = "make an array of each column, or " if all(isinstance(each, (list, tuple)) for each in value.values()) else ""
+        raise JobError(f"{where} is a {type(value).__name__} of {', '.join(map(str, value))}", remedy=f"{arrays}choose one of them")
     _check_map_style(value, where)
     return value if target is None else WithTarget(value, target, where)
 
@@ -250,6 +252,9 @@ def targets_of(values: Array, name: str, where: str) -> Array:
         found = _numbers(values, name, where)
     except JobError as e:
         raise JobError(e.problem, remedy="number the classes from 0, for example with pandas.factorize") from None
+    if found.dtype.kind == "u" and len(beyond := np.argwhere(found > np.iinfo(np.int64).max)):
+        problem = f"{where}: column {name}, row {beyond[0][0] + 1}: {found[tuple(beyond[0])]} is beyond int64"
+        raise JobError(problem, remedy="number the classes from 0, for example with pandas.factorize")
     return found.astype(np.int64) if found.dtype.kind in "biu" else found
 
 
@@ -270,10 +275,16 @@ def _numbers(values: Array, name: str, where: str) -> Array:
             values = np.stack([np.asarray(value) for value in values])
         except ValueError:
             raise JobError(f"{where}: column {name} has lists of different lengths", remedy="pad them, or use a data flow") from None
-    if values.dtype == object or values.dtype.kind not in "biuf":
-        at, odd = next(((n, v) for n, v in enumerate(values) if not isinstance(v, (bool, int, float, np.number))), (0, values.dtype))
-        problem = f"{where}: column {name}, row {at + 1}: {'the value is absent' if odd is None else f'{odd!r} is not a number'}"
-        raise JobError(problem, remedy="leave the column out, or make numbers of it (docs/preparation.md)")
+    if len(values) and values.dtype.kind not in "biuf":
+        kinds = (bool, int, float, np.number) if values.dtype == object else ()
+        if (at := next((n for n, v in enumerate(values) if not isinstance(v, kinds)), None)) is not None:
+            odd = values[at].item() if isinstance(values[at], np.generic) else values[at]
+            problem = f"{where}: column {name}, row {at + 1}: {'the value is absent' if odd is None else f'{odd!r} is not a number'}"
+            raise JobError(problem, remedy="leave the column out, or make numbers of it (docs/preparation.md)")
+        try:
+            values = values.astype(np.float64)  # integers beyond int64
+        except OverflowError:
+            raise JobError(f"{where}: column {name} has integers beyond float32") from None
     if values.dtype.kind != "f":
         return values
     if len(gaps := np.argwhere(np.isnan(values))):
@@ -315,13 +326,31 @@ def _columns(value: Any, where: str) -> dict[str, Array] | None:
     names = [str(name) for name in getattr(value, "column_names", None) or value.columns]
     if twice := next((name for n, name in enumerate(names) if name in names[:n]), None):
         raise JobError(f"{where} has two columns {twice!r}", remedy="rename one of them")
-    arrow = pyarrow()
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(value, pandas.DataFrame):
-        table = arrow.Table.from_pandas(value, preserve_index=False)
+        columns = [_of_pandas(value.iloc[:, n].rename("column")) for n in range(len(names))]
     else:
-        table = arrow.table(value)
-    return {name: table.column(n).to_numpy() for n, name in enumerate(names)}
+        columns = [_of_arrow(column) for column in pyarrow().table(value).columns]
+    return {name: values for name, values in zip(names, columns, strict=True) if not is_index(name)}
+
+
+def _of_pandas(column: Any) -> Array:
+    """A column's values; objects that Arrow has no type for as they are."""
+    arrow = pyarrow()
+    try:
+        return _of_arrow(arrow.Table.from_pandas(column.to_frame(), preserve_index=False).column(0))
+    except (arrow.ArrowException, TypeError, OverflowError):
+        return np.asarray(column)
+
+
+def _of_arrow(column: Any) -> Array:
+    """A column's values; integers beside absent ones become floats, or stay objects where a float would round them."""
+    if column.null_count and pyarrow().types.is_integer(column.type):
+        whole = column.drop_null().to_numpy()
+        if ((whole > LARGEST) | (whole < -LARGEST)).any():
+            return np.array(column.to_pylist(), dtype=object)
+    found: Array = column.to_numpy()
+    return found
 
 
 def _is_frame(value: Any) -> bool:

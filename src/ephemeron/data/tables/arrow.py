@@ -7,6 +7,7 @@ one-hot one, is a list of fixed size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,11 @@ def pyarrow() -> Any:
     except ModuleNotFoundError:
         raise MissingExtra("pyarrow", "preparation") from None
     return pyarrow
+
+
+def is_index(name: str) -> bool:
+    """Whether a column is an index of pandas that has no name, which files and tables keep beside the columns."""
+    return re.fullmatch(r"__index_level_\d+__", name) is not None
 
 
 def schema_of(columns: Sequence[Column]) -> Any:

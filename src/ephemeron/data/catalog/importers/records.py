@@ -22,6 +22,7 @@ from ephemeron.data.formats.idx import idx_files, parse_idx
 from ephemeron.data.formats.lines import one_line
 from ephemeron.data.formats.records import CsvRecords, cells_of, check_names, header_of, kind_of
 from ephemeron.data.samples import Array
+from ephemeron.data.tables.arrow import is_index
 from ephemeron.errors import JobError
 
 
@@ -245,7 +246,7 @@ def _parquet(request: ImportRequest) -> dict[str, FoundFiles]:
                 file = parquet_file(source.files, ref.path, ref.length or 0)
             except ValueError as e:
                 raise source.wrong(path, f"is not a Parquet file: {e}") from None
-            names = file.schema_arrow.names
+            names = [name for name in file.schema_arrow.names if not is_index(name)]
             check_names(names, f"{source.url}: {path}")
             if columns not in (None, names):
                 raise source.wrong(path, f"has columns {names}, but {paths[0]} has {columns}", "one schema for all")
