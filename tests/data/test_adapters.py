@@ -216,7 +216,8 @@ def test_what_pandas_has_and_other_libraries_do_not(tmp_path: Path) -> None:
     shuffled.to_parquet(tmp_path / "shuffled.parquet")
     import pyarrow as pa
 
-    for value in (shuffled, pa.Table.from_pandas(shuffled), tmp_path / "shuffled.parquet"):
+    values = [shuffled, table := pa.Table.from_pandas(shuffled), tmp_path / "shuffled.parquet", table.to_pylist()]
+    for value in values:  # the last one has rows as `datasets` gives them
         assert np.array_equal(stack(value, "m:f", target="y").inputs, X[::-1].astype(np.float32))
     import ephemeron.preparation as prep
 

@@ -128,7 +128,7 @@ class Rows:
         """
         if self._target is None:
             raise no_target(self._where, self._columns)
-        rest = {name: values for name, values in self._columns.items() if name != self._target}
+        rest = {name: values for name, values in self._columns.items() if name != self._target and not is_index(name)}
         return matrix(rest, self._where), targets_of(self._columns[self._target], self._target, self._where)
 
 
