@@ -210,6 +210,8 @@ def test_texts_of_csv_are_read_as_they_are_written(tmp_path, monkeypatch, size):
     from ephemeron.preparation import predicting
 
     path = tmp_path / "x.csv"
+    path.write_text(f"a\n{'x' * 200_000}\n")
+    assert [row["a"] for part in TableFile(path).parts(2) for row in part.table.to_pylist()] == ["x" * 200_000]
     path.write_bytes(b'\xef\xbb\xbfa,"b\nc"\r\n007,"x,\r\n""y"""\r\n\r\n,5" pipe\n1e3,"\xe2\x80\xa8"')
     file = TableFile(path)
     monkeypatch.setattr(predicting, "_BLOCK", size)
@@ -218,8 +220,6 @@ def test_texts_of_csv_are_read_as_they_are_written(tmp_path, monkeypatch, size):
     firsts = [part.first for part in file.parts(2)]
     assert firsts[0] == 0
     assert firsts == sorted(set(firsts))
-    path.write_text(f"a\n{'x' * 200_000}\n")
-    assert [row["a"] for part in TableFile(path).parts(2) for row in part.table.to_pylist()] == ["x" * 200_000]
     path.write_bytes(b'a,b\n1,2\n3,"x\n')
     with pytest.raises(JobError, match="line 3: has a quote that is not closed"):
         list(TableFile(path).parts(2))

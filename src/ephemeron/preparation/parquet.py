@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -184,7 +184,7 @@ def parquet_plan(sources: Sequence[Source], layout: Layout, partition_mb: float,
 
 def _columns(schema: Any, layout: Layout, source: Source) -> tuple[Column, ...]:
     numeric = {}
-    unnamed = {name: "ignore" for name in schema.names if is_index(name) and name != layout.label}
+    unnamed: dict[str, Literal["ignore"]] = {name: "ignore" for name in schema.names if is_index(name) and name != layout.label}
     layout = replace(layout, columns={**unnamed, **layout.columns})
     for field in schema:
         kind = arrow_kind(field.type)
