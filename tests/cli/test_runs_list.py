@@ -72,7 +72,7 @@ def test_metrics_that_functions_have_merged_are_those_of_the_run(home):
 
 def test_what_was_before_a_resume_counts_and_is_not_shown():
     lines, begun = io.StringIO(), replace(START, wall_time=1000.0)
-    display = Display(Console(file=lines, width=200), since=2000.0)
+    display = Display(Console(file=lines, width=200), after=5.0)
     measured = [
         Measured(t=t, rank=0, attempt=0, iteration=i, epoch=1, metrics={"f1": f1}) for t, i, f1 in ((5.0, 3, 0.25), (1005.0, 9, 0.75))
     ]

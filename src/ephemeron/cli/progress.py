@@ -46,11 +46,11 @@ class Display:
     Args:
         console: by default standard error.
         prices: for the cost so far; by default the built-in ones.
-        since: Unix time; what happened before it counts, and is not shown.
+        after: time of the run, seconds; what happened until then counts, and is not shown.
     """
 
-    def __init__(self, console: Console | None = None, prices: Prices | None = None, since: float = 0.0) -> None:
-        self._since, self._origin = since, 0.0
+    def __init__(self, console: Console | None = None, prices: Prices | None = None, after: float = -1.0) -> None:
+        self._after = after
         self.console = console or make_console(to_stderr=True)
         self.ledger = CostMeter(prices or load_prices("objects"))
         self._lines = ProgressLines(self.ledger)
@@ -81,9 +81,7 @@ class Display:
     def on_event(self, event: Event) -> None:
         """Shows one event."""
         self.ledger.feed(event)
-        if isinstance(event, RunStarted):
-            self._origin = event.wall_time - event.t
-        if self._origin + event.t < self._since:
+        if event.t <= self._after:
             self.started = event if isinstance(event, RunStarted) else self.started
             return
         handlers: dict[type[Event], Callable[[Any], None]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -112,14 +111,14 @@ def show_detached(run: str, *, as_json: bool) -> None:
         click.echo(f"functions drive {run}; watch it with: ephemeron attach {run}, stop it with: ephemeron stop {run}")
 
 
-def watch(start: Callable[[Callable[[Any], None]], RunResult], *, as_json: bool, since: float = 0.0) -> None:
-    """Runs a function that emits events, shows those since a Unix time, prints the result and exits."""
+def watch(start: Callable[[Callable[[Any], None]], RunResult], *, as_json: bool, after: float = -1.0) -> None:
+    """Runs a function that emits events, shows those after a time of the run, prints the result and exits."""
     from ephemeron.cli.progress import Display
     from ephemeron.config.typed import plain
     from ephemeron.runs import detached
     from ephemeron.runs.header import read_header
 
-    with Display(since=since) as display:
+    with Display(after=after) as display:
         result = start(display.on_event)
     display.conclude(result)
     header = read_header(result.folder)
@@ -152,14 +151,16 @@ def resume(run: str, keep_code: bool, detach: bool, out: Path | None, as_json: b
 
     With --detach, functions drive it from now on, with the code of its launch.
     """
-    from ephemeron.runs import verbs
+    from ephemeron.runs import folders, verbs
 
     if detach:
         return show_detached(verbs.detach(run), as_json=as_json)
+    folder, header, _ = verbs.open_run(run)
+    goes_on = header.platform != "simulated" and folder.events.exists()  # a simulation begins again
     watch(
         lambda on_event: verbs.resume(run, on_event=on_event, out=out, check=False, quiet_interrupt=True, keep_code=keep_code),
         as_json=as_json,
-        since=time.time(),
+        after=folders.last_t(folder) if goes_on else -1.0,
     )
 
 
