@@ -813,7 +813,7 @@ def linalg_killed(folder: Path) -> None:
     np.save(folder / "a.npy", a @ a.T + 240 * np.eye(240))
     channel = (homes() / "matrices").as_uri()
     files = [str(folder / "a.npy"), "--out", str(folder / "l.npy")]
-    process = held("linalg", "cholesky", *files, "--tile", "40", "--workers", "1", "--channel", channel)
+    process = held("linalg", "cholesky", *files, "--tile", "40", "--max-workers", "1", "--channel", channel)
     wait_for(lambda: list(homes().rglob("cholesky-*-L/*")), process)
     kill_everything(process)
 
@@ -827,7 +827,7 @@ def linalg_ended(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "a.npy", 4 * np.eye(16))
-    ephemeron("linalg", "cholesky", str(folder / "a.npy"), "--out", str(folder / "l.npy"), "--tile", "8", "--workers", "1")
+    ephemeron("linalg", "cholesky", str(folder / "a.npy"), "--out", str(folder / "l.npy"), "--tile", "8", "--max-workers", "1")
     BigMatrix.from_numpy(np.arange(64.0).reshape(8, 8), name="kept", tile=4)
     kill_everything()
 

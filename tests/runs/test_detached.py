@@ -158,7 +158,7 @@ def test_a_factorisation_goes_on_when_its_driver_is_killed(place: Path) -> None:
     a = np.random.default_rng(0).standard_normal((600, 600))
     a = a @ a.T + 600 * np.eye(600)
     np.save(place / "A.npy", a)
-    folder = detach(place, "linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", "60", "--workers", "2")
+    folder = detach(place, "linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", "60", "--max-workers", "2")
     function = driver_function(folder.run_id)
     if function is not None:
         function.kill()

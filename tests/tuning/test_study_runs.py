@@ -91,7 +91,7 @@ def test_a_study_is_listed_with_its_kind_and_bill_and_its_trials_are_its_parts(h
     assert (result["state"], result["trials"], result["metric"]) == ("finished", {"finished": 2}, "accuracy")
     best = json.loads((home / "runs" / "rates" / "study.json").read_text())["best"]
     assert result["best"] == best
-    assert result["best_value"] == pytest.approx(max(row["accuracy"] for row in found.values()))
+    assert result["best_value"] == pytest.approx(max(row["metrics"]["accuracy"] for row in found.values()))
     assert folders.find("rat").run_id == "rates", "the study, not one of its trials"
     assert folders.find("rates-1").run_id in found
     assert folders.find("last", kinds=folders.MODELS).run_id in found

@@ -135,7 +135,7 @@ def test_matrices_with_their_extra(functions: Callable[..., list[str]]) -> None:
     a = a @ a.T + 40 * np.eye(40)
     np.save("A.npy", a)
     where = functions()
-    asked = ["linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", "20", "--workers", "2", *where]
+    asked = ["linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", "20", "--max-workers", "2", *where]
     refused = invoke(*asked)
     assert refused.exit_code == 2, refused.output
     assert "linalg needs scipy, which functions on aws do not have; run: ephemeron cloud deploy aws … --extra linalg" in " ".join(

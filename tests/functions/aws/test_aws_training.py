@@ -329,7 +329,7 @@ def test_a_factorisation_is_driven_there_though_its_driver_is_killed(world: Worl
     a = np.random.default_rng(0).standard_normal((240, 240))
     a = a @ a.T + 240 * np.eye(240)
     np.save(place / "A.npy", a)
-    run = detach("linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", "40", "--workers", "2", *where(world))
+    run = detach("linalg", "cholesky", "A.npy", "--out", "L.npy", "--tile", "40", "--max-workers", "2", *where(world))
     (place / "A.npy").unlink()
     kill_driver(run)
     result = attach(run)

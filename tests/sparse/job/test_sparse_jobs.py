@@ -80,7 +80,7 @@ def test_a_run_leaves_weights_events_a_bill_and_a_report(home, tmp_path):
     assert not list((folder.objects / folder.run_id).glob("store/*"))
 
     listed = json.loads(CliRunner().invoke(main, ["runs", "--json"]).stdout.splitlines()[0])
-    assert (listed["status"], listed["test_loss"]) == ("finished", value["metrics"]["loss"])
+    assert (listed["status"], listed["metrics"]["loss"]) == ("finished", value["metrics"]["loss"])
     again = CliRunner().invoke(main, ["report", "last", "--out", str(tmp_path / "report")])
     assert again.exit_code == 0, again.output
     attached = verbs.attach("last")
