@@ -18,7 +18,7 @@ from ephemeron.functions.base import Limits  # noqa: E402
 from ephemeron.prices import load_prices  # noqa: E402
 from ephemeron.training.driver.launching.prepare import prepare  # noqa: E402
 from ephemeron.training.job import DataSpec, Job, Target  # noqa: E402
-from ephemeron.training.report.metrics import _losses  # noqa: E402
+from ephemeron.training.report.metrics import _counted, _means  # noqa: E402
 from ephemeron.training.task.losses import _OVER, make_loss  # noqa: E402
 
 SAMPLES, EPOCHS = 24, 3
@@ -264,6 +264,6 @@ def test_a_loss_that_does_not_bear_to_be_divided_is_told_before_the_run(kind, no
 def test_losses_told_while_training_are_merged_by_their_own_weights(tmp_path):
     run = trained(tmp_path, "cross_entropy", {}, ignoring(21), workers=2, epochs=1)
     prepared = trained(tmp_path, "cross_entropy", {}, ignoring(21), workers=1, epochs=1)
-    (_, one), (_, both) = _losses(prepared.of(Progress))[0], _losses(run.of(Progress))[0]
+    one, both = (_means(_counted(each.of(Progress)))[0][1]["loss"] for each in (prepared, run))
     assert both == pytest.approx(one, rel=1e-12)
     assert run.trigger.ledger.loss == pytest.approx(one, rel=1e-12)

@@ -59,7 +59,7 @@ def test_it_does_not_wait_for_ever(asked: list[bool], monkeypatch: pytest.Monkey
 def test_in_a_cloud_where_nobody_watches_it_sees_the_end_itself(asked: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(verbs, "status_of", lambda folder: "on aws")
-    monkeypatch.setattr(verbs, "attach", lambda run_id, *, check: seen.append(run_id))
+    monkeypatch.setattr(verbs, "attach", lambda run_id, **how: seen.append(run_id))
     verbs.stop("r")
     assert seen == ["r-1"]
 
