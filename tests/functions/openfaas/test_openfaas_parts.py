@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -12,13 +13,16 @@ from hypothesis import strategies as st
 from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.call_tracker import DEATH_S, CallTracker
 from ephemeron.functions.async_invoke.log_source import Death, LogReport
+from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
 from ephemeron.functions.async_invoke.records import parse
 from ephemeron.functions.base import Call
+from ephemeron.functions.openfaas import preflight
 from ephemeron.functions.openfaas.deploy.function import DeploymentSpec, duration, gateway_values, spec_of
 from ephemeron.functions.openfaas.handler import SECRETS, secrets_in
 from ephemeron.functions.openfaas.platform import parse_callback
+from ephemeron.functions.openfaas.provider import OpenFaas
 from ephemeron.functions.openfaas.replica import out_of_memory_kills, told_by
-from ephemeron.functions.openfaas.settings import OpenFaasSettings
+from ephemeron.functions.openfaas.settings import PASSWORD_ENV, OpenFaasSettings
 from ephemeron.testing.openfaas_gateway.functions import cores, quantity, seconds
 
 
@@ -183,3 +187,17 @@ def test_kills_for_memory_are_counted_where_the_kernel_says(tmp_path: Path) -> N
     nowhere = tmp_path / "cgroup"
     nowhere.write_text("7:memory:/no/such/group\n0::/\n")
     assert out_of_memory_kills(nowhere) >= 0
+
+
+def test_a_client_that_has_the_password_starts_nothing_at_a_gateway_that_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inspect(settings: OpenFaasSettings) -> None:
+        raise JobError("the gateway refuses this user or password")
+
+    monkeypatch.setattr(preflight, "inspect", inspect)
+    monkeypatch.setenv(PASSWORD_ENV, "wrong")
+    capacity = CapacityRequest(workers=1, memory_mb=512, lifetime_s=60.0, channel="s3://b/p")
+    handle = RunHandle(run="r", run_dir=tmp_path, capacity=capacity, channel="s3://b/p", since=0.0, starting=True)
+    with pytest.raises(JobError, match="refuses this user or password"):
+        asyncio.run(OpenFaas().open(handle, OpenFaasSettings(gateway="http://g", sizes_mb=(512,), lifetime_s=60.0)))

@@ -12,7 +12,7 @@ from ephemeron.functions.async_invoke.sizes import sizes_text
 from ephemeron.functions.base import Limits
 from ephemeron.functions.openfaas import preflight
 from ephemeron.functions.openfaas.platform import LIMITS, OpenFaasPlatform
-from ephemeron.functions.openfaas.settings import OpenFaasSettings
+from ephemeron.functions.openfaas.settings import OpenFaasSettings, credentials
 from ephemeron.functions.source_bundle import digest
 
 SPARE = 1
@@ -69,7 +69,7 @@ class OpenFaas(Provider[OpenFaasSettings]):
         try:
             deployed = await asyncio.to_thread(preflight.inspect, settings)
         except JobError:
-            if not settings.sizes_mb:
+            if not settings.sizes_mb or (hold.starting and credentials() is not None):
                 raise
             # A function that drives the run, or starts one of its trials: it may start others, but has no password for the
             # gateway's administration.
