@@ -214,7 +214,7 @@ def test_models_are_named_by_configuration_or_local_folder(tmp_path):
 
 
 class Recorder(transformers.TrainerCallback):
-    """Writes down what it is told."""
+    """Writes down what its hooks get."""
 
     def __init__(self):
         self.calls, self.logged = [], []

@@ -250,7 +250,7 @@ def ask_to_stop(folder: RunFolder, header: RunHeader, *, now: bool) -> None:
     while True:
         try:
             return find_kind(header.kind).stop(folder, header, now=now)
-        except UserError:  # nobody drives it, but its functions may be running
+        except UserError:  # it is not driven, but its functions may be running
             between = header.detached and not (folder.path / folders.RESULT_FILE).exists() and detached.has_drivers(folder)
             if not between or time.monotonic() > latest:
                 if not blocking.run(lambda _: run_platform.cancel(folder, header)):

@@ -116,7 +116,7 @@ class Plateau(Classifier):
 
 
 class Recorder(lightning.Callback):
-    """An own callback that writes down what it is told, with a state of attributes alone."""
+    """An own callback that writes down what its hooks get, with a state of attributes alone."""
 
     def __init__(self, folder=None):
         self.folder, self.calls, self.losses = folder, [], []
