@@ -304,11 +304,12 @@ class DatasetUnreachable(DatasetError):
 
 
 class TaskFailed(EphemeronError):
-    """A task raised in every try, or every function that began it died. `traceback` is that of the task's own code."""
+    """A task raised in every try, or every function that began it died. `traceback` is that of the task's own code, `lost` the status with which
+    the latest function ended that died with it, where that is known."""
 
-    def __init__(self, text: str, *, task: str, traceback: str = "", tries: int = 1) -> None:
+    def __init__(self, text: str, *, task: str, traceback: str = "", tries: int = 1, lost: str = "") -> None:
         super().__init__(text)
-        self.task, self.traceback, self.tries = task, traceback, tries
+        self.task, self.traceback, self.tries, self.lost = task, traceback, tries, lost
         if traceback:
             self.add_note(f"in the function, in its {'only try' if tries == 1 else f'try {tries}'}:\n{traceback.rstrip()}")
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from ephemeron.cli.main import main
 from ephemeron.errors import JobError, UserError
-from ephemeron.preparation.predicting import TableFile
+from ephemeron.data.tables.table_file import TableFile
 from ephemeron.runs import folders
 from ephemeron.training.driver.result import result_of
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,24 +16,20 @@ from ephemeron.cli.bounds import bounded, code_options, label_option
 from ephemeron.cli.clouds import cloud_settings, place_options, taken
 from ephemeron.cli.predictions import TABLES, dry_run_option, prepared_option, show_left_out, show_prediction
 from ephemeron.cli.runs.commands import detachable
-from ephemeron.config.typed import Count, Positive
-from ephemeron.data.formats.lines import text_lines
-from ephemeron.data.formats.records import LARGEST, CsvRows
-from ephemeron.errors import BudgetReached, JobError, TaskFailed, UserError
+from ephemeron.config.typed import Count, Positive, plain
+from ephemeron.errors import JobError, UserError
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
-    from ephemeron.executor import FunctionExecutor
-    from ephemeron.executor.futures import TaskFuture
+    from ephemeron.maps.calls import Callee
+    from ephemeron.maps.durable import Failure, MapOptions, MapResult
     from ephemeron.runs.folders import RunFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 INTERRUPTED = 130
-RESULT = "result"
-"""Column of results that are no dicts."""
-_ROWS = 10_000
-"""Rows of a table that are read at a time."""
+_MOST_TOLD = 20
+"""Failures."""
 
 
 def _pool_options(command: F) -> F:
@@ -58,23 +52,52 @@ def _pool_options(command: F) -> F:
     return command
 
 
-@click.command("map", short_help="Call a Python function with each item of a file.")
+def _refused_chunks(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    """--chunksize of releases before."""
+    if value is not None:
+        raise click.UsageError("--chunksize is no option any more: items are sent and recorded in batches by themselves")
+
+
+@click.command("map", short_help="Call a Python function with each of many items; results are recorded once.")
 @click.argument("function", metavar="MODULE:FUNCTION")
 @click.option(
     "--items",
-    "items_file",
     required=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Items: one JSON value per line, - for standard input; or rows of a .csv, .tsv or .parquet, each a dict by column.",
+    metavar="SOURCE",
+    help="Items: JSON lines, - for standard input; rows of .csv, .tsv or .parquet, each a dict by column, of a file, a folder, a wildcard or a URL "
+    "such as s3://bucket/day-*.parquet; or files, such as 's3://bucket/scans/*.tiff', each an item.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Results in the order of the items: one JSON value per line; or .csv, .tsv or .parquet, a row per result. Needed but for --dry-run.",
+    metavar="DESTINATION",
+    help="File of results in the order of the items: .jsonl, or .csv, .tsv or .parquet, a row per result. FOLDER/ or s3://bucket/prefix: the table of "
+    "results. FOLDER/{key}.png: an object per item. Needed but for --dry-run.",
 )
-@click.option("--chunksize", type=int, default=1, show_default=True, callback=bounded(Count), help="Items of one task.")
+@click.option("--key", metavar="COLUMN", help="Column or key of the items that names each.  [default: a digest of its value]")
+@click.option("--files", "each_file", is_flag=True, help="Each file of SOURCE is an item, also where it is a table.")
+@click.option("--cost-column", metavar="COLUMN", help="Column with the expected cost of an item: expensive ones begin first.")
+@click.option("--results", metavar="FOLDER", help="Folder or URL of the table of results.  [default: DESTINATION.results]")
+@click.option("--retry-failed", is_flag=True, help="Compute items again that have failed before.")
+@click.option("--only", multiple=True, metavar="KEY", help="Only the item of this key (repeatable).")
+@click.option(
+    "--code-version", default="", metavar="TEXT", help="Version of the function.  [default: a digest of its module and what that imports]"
+)
+@click.option("--ignore-code-changes", is_flag=True, help="Results of other versions of the function count.")
+@click.option("--max-failures", metavar="N|P%", help="Number or share of failed items above which it ends.")
+@click.option("--backup", is_flag=True, help="Give the slowest tasks at the end a copy, which is paid for, too.")
+@click.option(
+    "--max-per-second", type=float, callback=bounded(Positive), help="Calls that all functions together begin in a second, at most."
+)
+@click.option("--max-concurrent", type=int, callback=bounded(Count), help="Functions at once, at most.")
+@click.option(
+    "--deadline-s",
+    type=float,
+    callback=bounded(Positive),
+    help="Seconds in which it is to be done: the number and memory of functions are chosen, by calling the function with some items here.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the argument `rng`, if the function has it.")
+@click.option("--chunksize", hidden=True, callback=_refused_chunks, expose_value=False)
+@click.option("--callee", hidden=True)
 @click.option(
     "--code",
     multiple=True,
@@ -86,283 +109,162 @@ def _pool_options(command: F) -> F:
 @_pool_options
 @dry_run_option
 @detachable
-def map_command(function: str, items_file: Path, out: Path | None, chunksize: int, dry_run: bool, as_json: bool, **flags: Any) -> None:
-    """Call MODULE:FUNCTION with each item of a file, on functions, and write the results.
+def map_command(
+    function: str, items: str, out: str | None, dry_run: bool, as_json: bool, callee: str | None, deadline_s: float | None, **flags: Any
+) -> None:
+    """Call MODULE:FUNCTION with each item, on functions, and record each result once.
 
     \b
     ephemeron map words:count --items books.jsonl --out counts.jsonl
-    ephemeron map sweep:train --items grid.jsonl --out scores.jsonl --platform aws --channel s3://bucket/prefix
-    ephemeron map fit:store --items stores.csv --out fits.csv
+    ephemeron map fit:store --items stores.csv --key store --out fits.csv
+    ephemeron map thumbs:make --items 'scans/*.tiff' --out 'thumbs/{key}.png'
+    ephemeron map sweep:train --items s3://bucket/grid.parquet --out s3://bucket/scores --platform aws --channel s3://bucket/prefix
 
-    A row of a table is given to the function as one dict. Values of CSV are text, as they are written; those of Parquet have their types. A row
-    of an OUT that is a table has the columns of the results, which are dicts with the same keys, or `result`.
+    Given again, by you or others, after any end, the command computes what has no result, and nothing else: results are in a table beside
+    DESTINATION, by the item's key and value and by the version of the function. A failed item is recorded with its error, and is computed again with
+    --retry-failed.
+
+    A function of one argument is given the item; one of several arguments is given the parts of the item by their names, and `rng`, if it
+    has that argument, is a NumPy generator of the seed and the item alone. Values of CSV are text, as they are written; those of Parquet have their
+    types.
 
     With --dry-run some of the items are computed here, in a process with a function's memory, and none on functions.
 
     The module is searched in this folder, and sent with it: sources, text, and what they name; other tables and arrays of the folder
-    stay, but for --code-include. Line n of OUT is the result of item n; null where its task failed,
-    and standard error has the task's own traceback (in a table: a row without values). Ctrl-C cancels what is left.
+    stay, but for --code-include. Line n of DESTINATION is the result of item n; null where its task failed, and standard error has the task's own
+    traceback (in a table: a row without values). Ctrl-C ends it; what is recorded stays.
 
     Exit codes: 0 all items have results, 1 some have none, 2 refused before anything was started, 130 interrupted.
     """
-    from ephemeron.executor import FunctionExecutor
-    from ephemeron.executor.programs import present_launch
+    from ephemeron.config.typed import build
+    from ephemeron.maps.calls import Callee
+    from ephemeron.maps.durable import MapOptions, open_map
 
-    items, data, suffix = _items(items_file)
-    if dry_run:
-        from ephemeron.executor.map_prediction import predict_map
-
-        with FunctionExecutor(**_executor_options(flags)) as pool:
-            code = {name: flags[name] for name in ("code", "code_include", "code_exclude", "timeout_s")}
-            found = predict_map(pool, function, items, chunksize=chunksize, **code)
-        return show_prediction(lambda: found.within(budget_usd=flags["budget_usd"]), as_json=as_json)
-    if out is None:
+    began, told = time.monotonic(), _Told()
+    if out is None and not dry_run:
         raise click.UsageError("Missing option '--out'.")
-    _check_out(out)
-    if (launch := present_launch()) is not None:
-        launch.keep(str(items_file), f"items{suffix}", data)
-        launch.outputs[str(out)] = out
-    began = time.monotonic()
-    with FunctionExecutor(**_executor_options(flags)) as pool:
-        futures = pool.map_futures(function, items, chunksize=chunksize)
-        collected = _Collected(futures, out, of=len(items), chunksize=chunksize)
-        collected.collect(pool)
-    collected.report(pool, began, as_json=as_json)
+    options = MapOptions(**{f.name: flags.pop(f.name) for f in fields(MapOptions)})
+    job = open_map(
+        function,
+        items,
+        out=out,
+        options=options,
+        executor=_executor_options(flags),
+        callee=None if callee is None else build(Callee, json.loads(callee), where="--callee"),
+        on_failure=told.failure,
+        on_note=lambda text: click.secho(text, fg="yellow", err=True),
+    )
+    if dry_run:
+        found = job.predict(deadline_s=deadline_s)
+        if found is None:
+            raise UserError("all items have results: nothing is left to compute")
+        return show_prediction(lambda: found.within(budget_usd=flags["budget_usd"], deadline_s=deadline_s), as_json=as_json)
+    assert out is not None
+    if deadline_s is not None and callee is None:
+        job.plan(deadline_s)
+    _keep_for_functions(job.callee, items, out, options, flags)
+    result = job.run()
+    told.end()
+    _report(result, out, began, as_json=as_json)
 
 
-class _Collected:
-    """Results of a `map` as they are written, and how it ended."""
+def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOptions, flags: Mapping[str, Any]) -> None:
+    """Has a command that functions are to drive keep what they need."""
+    from ephemeron.data.catalog.files import WILD
+    from ephemeron.executor.programs import launch_elsewhere, present_launch
+    from ephemeron.functions.shipped_code import digest_of
+    from ephemeron.maps.outputs import is_folder, is_template
 
-    def __init__(self, futures: list[TaskFuture], out: Path, *, of: int, chunksize: int) -> None:
-        self.futures, self.out, self.of, self.chunksize = futures, out, of, chunksize
-        self.file = _TableFile(out) if out.suffix in TABLES else _Lines(out)
-        self.written = 0
-        self.failures: list[dict[str, object]] = []
-        self.lost = 0
-        """Items without a result, of those that are written."""
-        self.stopped = ""
-        """Why it ended early; empty: it did not."""
-        self.code = 0
+    launch = present_launch()
+    if launch is None:
+        return
+    launch.argv = (*launch.argv, f"--callee={json.dumps(plain(callee))}")
+    if items == "-" or ("://" not in items and Path(items).is_file()):
+        data = sys.stdin.buffer.read() if items == "-" else Path(items).read_bytes()
+        launch.keep(items, f"items{Path(items).suffix if items != '-' else '.jsonl'}", data)
+    elif launch_elsewhere(flags["platform"] or "local") is not None and "://" not in items:
+        what = "a wildcard" if any(c in items for c in WILD) else "a folder"
+        raise JobError(
+            f"--items {items} is {what} of this machine, and functions drive the run", remedy="give one file, or a URL that they reach"
+        )
+    if launch_elsewhere(flags["platform"] or "local") is None or "://" in out:
+        return
+    if is_template(out) or is_folder(out):
+        raise JobError(f"--out {out} is on this machine, and functions drive the run", remedy="name a file, or a prefix of a bucket")
+    launch.outputs[out] = Path(out)
+    if options.results is None:
+        name = Path(out).absolute()
+        launch.argv = (*launch.argv, f"--results={flags['channel'].rstrip('/')}/maps/{name.name}-{digest_of(str(name).encode())[:12]}")
 
-    def collect(self, pool: FunctionExecutor) -> None:
-        """Writes results until the last one, an interrupt, or the end of the budget."""
-        try:
-            with self.file.opened():
-                for values in self._values():
-                    self.file.write(values)
-                    self.written += len(values)
+
+class _Told:
+    """Failures as they are told: the first ones with their tracebacks, and how many more there are."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def failure(self, failure: Failure) -> None:
+        """Tells one."""
+        self._count += 1
+        if self._count > _MOST_TOLD:
             return
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # functions are ended in good order, which takes seconds
-            done = sum(f.done() for f in self.futures)
-            self.stopped, self.code = (f"interrupted: {done} of {human_count(len(self.futures), 'task')} are done", INTERRUPTED)
-        except BudgetReached as e:
-            self.stopped, self.code = str(e), 1
-        except OSError as e:
-            self.stopped, self.code = f"{self.out} cannot be written: {e.strerror}", 1
-        for future in self.futures:
-            future.cancel()
+        click.secho(f"item {failure.item}: {failure.error}", fg="red", err=True)
+        if failure.traceback:
+            click.echo(failure.traceback.rstrip(), err=True)
 
-    def _values(self) -> Iterator[list[object]]:
-        for n, future in enumerate(self.futures):
-            first = n * self.chunksize + 1
-            try:
-                found = future.result()
-            except TaskFailed as e:
-                yield self._none(first, min(self.chunksize, self.of - first + 1), e)
-                continue
-            values = found if self.chunksize > 1 else [found]
-            yield [self._checked(first + k, value, future.task) for k, value in enumerate(values)]
-
-    def _checked(self, item: int, value: object, task: str) -> object:
-        """A result; None where the file cannot have it."""
-        try:
-            json.dumps(value)
-            wrong = self.file.refusal(value)
-        except (TypeError, ValueError) as e:
-            wrong = f"the result is no JSON: {e}"
-        return self._none(item, 1, TaskFailed(wrong, task=task))[0] if wrong else value
-
-    def _none(self, first: int, count: int, error: TaskFailed) -> list[object]:
-        """What stands for the results of items that have none, after their error was told."""
-        self.lost += count
-        self.failures.append({"item": first, "error": str(error), "tries": error.tries, "traceback": error.traceback})
-        click.secho(f"{f'item {first}' if count == 1 else f'items {first} to {first + count - 1}'}: {error}", fg="red", err=True)
-        if error.traceback:
-            click.echo(error.traceback.rstrip(), err=True)
-        return [None] * count
-
-    def report(self, pool: FunctionExecutor, began: float, *, as_json: bool) -> None:
-        """Prints how it ended, and ends the command."""
-        bill, failed = pool.bill(), len(self.failures)
-        if self.stopped:
-            click.secho(f"{self.stopped}; the first {self.written} results are in {self.out}", fg="yellow", err=True)
-        elif not as_json:
-            click.echo(f"{self.written - self.lost} results in {self.out}; {bill}", err=True)
-        if as_json:
-            document = {
-                "items": self.of,
-                "written": self.written,
-                "failed": self.failures,
-                "stopped": self.stopped,
-                "out": str(self.out),
-                "seconds": round(time.monotonic() - began, 3),
-                "cost_usd": bill.cost_usd,
-                "invocations": bill.invocations,
-                "gb_seconds": bill.gb_seconds,
-                "prices": bill.prices,
-            }
-            click.echo(json.dumps(document))
-        sys.exit(self.code or (1 if failed else 0))
+    def end(self) -> None:
+        """Tells how many were left out."""
+        if self._count > _MOST_TOLD:
+            click.secho(
+                f"{human_count(self._count - _MOST_TOLD, 'further item')} failed; all errors are in the table of results",
+                fg="red",
+                err=True,
+            )
 
 
-class _Lines:
-    """Results as JSON lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Inside, results can be written."""
-        with self._path.open("w") as self._file:
-            yield
-
-    def refusal(self, value: object) -> str:
-        """Why a result cannot be written; empty: it can."""
-        return ""
-
-    def write(self, values: Sequence[object]) -> None:
-        """Writes results; None for those that failed."""
-        self._file.writelines(json.dumps(value) + "\n" for value in values)
-        self._file.flush()
-
-
-class _TableFile(_Lines):
-    """Results as rows: of CSV, as they come; of Parquet, when all have come. Columns are those of the first result."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._columns: tuple[str, ...] | None = None
-        self._kinds: dict[str, str] = {}
-        self._floats, self._large = set[str](), set[str]()
-        """Columns with numbers that are no integers, and with integers that float64 does not hold."""
-        self._rows: list[Mapping[str, Any]] = []
-        self._is_written = False
-
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        if self._path.suffix != ".parquet":
-            with self._path.open("w", newline="", encoding="utf-8") as self._file:
-                try:
-                    yield
-                finally:
-                    self._columns = self._columns or (RESULT,)
-                    self._write_csv()
-            return
-        from ephemeron.data.tables.arrow import pyarrow
-
-        pa = pyarrow()
-        from pyarrow import parquet
-
-        try:
-            yield
-        finally:
-            names = self._columns or (RESULT,)
-            parquet.write_table(pa.table({name: [row.get(name) for row in self._rows] for name in names}), self._path)
-
-    def refusal(self, value: object) -> str:
-        if value is None:
-            return ""
-        row = _row(value)
-        if not row:
-            return "the result is an empty dict, which is no row of a table"
-        if isinstance(value, dict) and len(row) < len(value):
-            return "the result has two keys of the same text"
-        if (odd := next((text for text in (*row, *row.values()) if isinstance(text, str) and not _is_utf8(text)), None)) is not None:
-            return f"{odd!r:.80} of the result has half a surrogate pair, which no table has: write *.jsonl"
-        if self._columns is not None and row.keys() != set(self._columns):
-            return f"the result has the columns {', '.join(row)}, and those before have {', '.join(self._columns)}"
-        for name, cell in row.items():
-            if cell is None:
-                continue
-            kind = "text" if isinstance(cell, str) else "a truth value" if isinstance(cell, bool) else "a number"
-            if not isinstance(cell, str | int | float):
-                return f"{name} of the result is a {type(cell).__name__}, which a table has not: write *.jsonl"
-            before = self._kinds.setdefault(name, kind)
-            if self._path.suffix == ".parquet" and (before != kind or (isinstance(cell, int) and abs(cell) >= 1 << 63)):
-                return f"{name} of the result is {kind}, {cell!r:.80}, and was {before} before, which a column of Parquet has not"
-            is_float = isinstance(cell, float)
-            if self._path.suffix == ".parquet" and not isinstance(cell, str) and (is_float or abs(cell) > LARGEST):
-                if name in (self._large if is_float else self._floats):
-                    return f"{name} of the result, {cell!r}, is in a column of integers beyond 2^53 and fractions, which Parquet has not"
-                (self._floats if is_float else self._large).add(name)
-        self._columns = self._columns or tuple(row)
-        return ""
-
-    def write(self, values: Sequence[object]) -> None:
-        self._rows += map(_row, values)
-        if self._path.suffix != ".parquet" and self._columns is not None:
-            self._write_csv()
-
-    def _write_csv(self) -> None:
-        assert self._columns is not None
-        writer = CsvRows(self._file, "\t" if self._path.suffix == ".tsv" else ",")
-        if not self._is_written:
-            writer.rows([self._columns])
-            self._is_written = True
-        for row in self._rows:
-            cells = (row.get(name) for name in self._columns)
-            writer.rows([[cell if cell is None or isinstance(cell, str) else json.dumps(cell) for cell in cells]])
-        self._rows.clear()
-        self._file.flush()
-
-
-def _row(value: object) -> Mapping[str, Any]:
-    """A result as a row of a table."""
-    if value is None:
-        return {}
-    return {str(name): cell for name, cell in value.items()} if isinstance(value, dict) else {RESULT: value}
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _items(path: Path) -> tuple[list[object], bytes, str]:
-    """Items of a file, its content, and the ending that says how it is read."""
-    try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    except OSError as e:
-        raise JobError(f"items {path} cannot be read: {e.strerror}") from None
-    items: list[object] = []
-    if path.suffix in TABLES:
-        from ephemeron.preparation.predicting import TableFile
-
-        for part in TableFile(path).parts(_ROWS):
-            items += part.table.to_pylist()
-        if not items:
-            raise JobError(f"items {path} has no rows")
-        return items, data, path.suffix
-    for number, line in text_lines(data, f"items {path}"):
-        try:
-            items.append(json.loads(line))
-        except ValueError as e:
-            raise JobError(f"items {path}, line {number} is no JSON: {e}", remedy="write one JSON value per line") from None
-    if not items:
-        raise JobError(f"items {path} has no items", remedy="write one JSON value per line")
-    return items, data, ".jsonl"
-
-
-def _check_out(out: Path) -> None:
-    if not out.absolute().parent.is_dir():
-        raise JobError(f"there is no folder {out.absolute().parent}", remedy="make it, or name another --out")
-    if not os.access(out if out.exists() else out.absolute().parent, os.W_OK) or out.is_dir():
-        raise JobError(f"{out} cannot be written", remedy="name another --out")
+def _report(result: MapResult, out: str, began: float, *, as_json: bool) -> None:
+    """Prints how a map has ended, and ends the command."""
+    bill, bad = result.bill, result.failed + result.missing + result.refused
+    assert result.table is not None
+    if result.replaced:
+        click.secho(f"{human_count(result.replaced, 'number')} of the results were NaN or infinite, and are null", fg="yellow", err=True)
+    have = result.items - result.failed - result.missing
+    if result.stopped:
+        click.secho(
+            f"{result.stopped}; {have} of {human_count(result.items, 'item')} have results in {out}: the same command goes on",
+            fg="yellow",
+            err=True,
+        )
+    elif not as_json:
+        paid = "no function was needed" if bill is None else str(bill)
+        before = f", {result.recorded} of them recorded before" if result.recorded else ""
+        click.echo(f"{have - result.refused} results in {out}{before}; {paid}", err=True)
+        if result.failed and not result.failures:
+            click.secho(
+                f"{human_count(result.failed, 'item')} failed before; --retry-failed computes them again, and {result.table.shown} has the errors",
+                fg="yellow",
+                err=True,
+            )
+    if as_json:
+        document = {
+            "items": result.items,
+            "written": have - result.refused,
+            "recorded": result.recorded,
+            "computed": result.computed,
+            "failed": [plain(each) for each in result.failures],
+            "stopped": result.stopped,
+            "out": out,
+            "results": result.table.shown,
+            "run_id": result.run,
+            "backups": result.backups,
+            "seconds": round(time.monotonic() - began, 3),
+            "cost_usd": 0.0 if bill is None else bill.cost_usd,
+            "invocations": 0 if bill is None else bill.invocations,
+            "gb_seconds": 0.0 if bill is None else bill.gb_seconds,
+            "prices": "" if bill is None else bill.prices,
+        }
+        click.echo(json.dumps(document))
+    sys.exit(INTERRUPTED if result.cause == "interrupt" else 1 if bad or result.stopped else 0)
 
 
 def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
@@ -411,6 +313,7 @@ def predict_command(
     from ephemeron.executor.predict import model_files, predict
     from ephemeron.executor.prediction_files import check_out, read_inputs, write_outputs
     from ephemeron.executor.programs import launch_elsewhere
+    from ephemeron.maps.outputs import check_file
     from ephemeron.training.driver.result import result_of
 
     began = time.monotonic()
@@ -418,7 +321,7 @@ def predict_command(
     if prepared is not None and not is_table:
         raise UserError(f"--prepared is for rows of a table, and {data} is none")
     if is_table:
-        _check_out(out)
+        check_file(out)
         if out.suffix not in TABLES:
             raise UserError(f"{out} is no table, and {data} is one: name a file *{', *'.join(TABLES)}")
         if not data.is_file():

@@ -62,6 +62,7 @@ class Driver(ABC):
         lock: of the run; closed at the end.
         secrets: of the channel.
         header: of a run that it goes on with; None: a new one.
+        payload: of the header of a new run.
         launch: stores a run that is not to be run by this process, with its header and the variables of its channel.
     """
 
@@ -75,10 +76,12 @@ class Driver(ABC):
         lock: IO[str],
         secrets: dict[str, str],
         header: RunHeader | None = None,
+        payload: Mapping[str, object] | None = None,
         launch: Callable[[RunFolder, RunHeader, Mapping[str, str]], RunHeader] | None = None,
     ) -> None:
         self._session, self._options, self._folder, self._secrets = session, options, folder, secrets
         self._name, self._lock, self._header, self._launch = name, lock, header, launch
+        self._payload = payload or {}
         self._is_launched = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -112,7 +115,13 @@ class Driver(ABC):
         if self._thread is None:
             s = self._session
             header = self._header or new_header(
-                self._folder, self._name, self._options, prices=s.meter.prices, budget_usd=s.budget_usd, labels=s.labels
+                self._folder,
+                self._name,
+                self._options,
+                prices=s.meter.prices,
+                budget_usd=s.budget_usd,
+                labels=s.labels,
+                payload=self._payload,
             )
             if self._launch is not None:
                 write_header(self._folder, self._launch(self._folder, header, self._secrets))

@@ -31,11 +31,12 @@ from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
-from ephemeron.executor.programs import PROGRAM, TaskNames, present_launch, shipped, taken_over
+from ephemeron.executor.programs import MAP, PROGRAM, DurableMap, TaskNames, opened_again, present_launch, shipped, taken_over
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
 from ephemeron.executor.shipping import Shipment, Shipper, find_code_of, name_of
 from ephemeron.executor.trees import grow
+from ephemeron.functions.base import Limits
 from ephemeron.functions.deployed_packages import check_extra, check_modules
 from ephemeron.functions.shipped_code import digest_of
 from ephemeron.functions.shipped_tasks import ShippedGraph, code_keys, graph_key
@@ -81,6 +82,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             functions wait for tasks at the ends of a graph, and the work takes longer.
         idle_timeout_s: time after which a function that finds no task ends.
         labels: names and values by which the run is found; see `runs.labels`.
+        durable: of `ephemeron.maps`, whose tasks another process can go on with.
 
     Raises:
         UserError: an option is refused. Nothing was started.
@@ -109,6 +111,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         autoscaling_factor: float = 1.0,
         idle_timeout_s: float = 10.0,
         labels: Mapping[str, str] | None = None,
+        durable: DurableMap | None = None,
     ) -> None:
         labels = check_labels(labels)
         for option, value in (("timeout_s", timeout_s), ("budget_usd", budget_usd)):
@@ -142,15 +145,17 @@ class FunctionExecutor(concurrent.futures.Executor):
             idle_s=idle_timeout_s,
         )
         known, launch = taken_over(), present_launch()
+        is_given_again = known is not None
+        if known is None and durable is not None and durable.again:
+            known = opened_again(durable.again)
         self._options, self._secrets, self._limits = admitted(asked, None if known is None else known[1])
         self._run = folders.new_run_id(name) if known is None else known[0].run_id
         prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
-        lock: IO[str] = io.StringIO()  # whoever goes on with a run has its lock
-        if known is None:
-            self._folder = folders.create(self._run)
-            lock, key = hold(self._folder), self._folder.create_key()
-        else:
-            self._folder, key = known[0], known[0].signing_key()
+        lock: IO[str] = io.StringIO()  # the process that gives a command again has the lock
+        self._folder = folders.create(self._run) if known is None else known[0]
+        if not is_given_again:
+            lock = hold(self._folder)
+        key = self._folder.create_key() if known is None else self._folder.signing_key()
         self._progress = ProgressBar(progress)
         self._rate: Callable[[], str] | None = None
         self._told_at = 0.0
@@ -166,7 +171,8 @@ class FunctionExecutor(concurrent.futures.Executor):
             on_change=self._show,
         )
         self._timeout_s, self._tries = timeout_s, retries + 1
-        made = {} if known is None else shipped(self._folder)
+        self._counts = None if durable is None else durable.counts
+        made = shipped(self._folder) if is_given_again else {}
         selection, keys = Selection(include=tuple(code_include), exclude=tuple(code_exclude)), code_keys(self._run)
         if made and platform == "simulated":
             find_code_of(made.values(), keys, self._folder.path / PROGRAM)
@@ -190,6 +196,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             lock=lock,
             secrets=self._secrets,
             header=None if known is None else known[1],
+            payload={} if durable is None else {MAP: {"table": durable.table}},
             launch=None if launch is None else partial(launch.begun, shipped=self._shipper.made),
         )
 
@@ -244,6 +251,33 @@ class FunctionExecutor(concurrent.futures.Executor):
             parts = (items[at : at + chunksize] for at in range(0, len(items), chunksize))
             made = [self._one(shipment, f"chunk {shipment.reference}", part, pickler) for part in parts]
         return self._submit(made)
+
+    def submit_items(
+        self,
+        shipment: Shipment,
+        calls: Sequence[tuple[str, tuple[Any, ...], Mapping[str, Any]]],
+        *,
+        seed: int | None = None,
+        interval_s: float = 0.0,
+        suffix: str = "",
+    ) -> list[TaskFuture]:
+        """Tasks of a durable map, which are recognised by their names when another process goes on with its run.
+
+        Args:
+            shipment: of the function; see `shipment`.
+            calls: name of each item, 32 hexadecimal digits, and its arguments.
+            seed, interval_s: see `functions.item_calls.call_item`.
+            suffix: of the names of the tasks, which tells calls of other code, and later ones, apart.
+
+        Returns:
+            Their futures, in order; each result is an `ItemOutcome` as a tuple.
+
+        Raises:
+            JobError: an item cannot be sent.
+        """
+        pickler = self._pickler(shipment)
+        form = f"item {shipment.reference}"
+        return self._submit([self._one(shipment, form, (*call, seed, interval_s), pickler, id=f"i{call[0]}{suffix}") for call in calls])
 
     def reduce(self, fn: Callable[[Any, Any], Any] | str, items: Iterable[Any], *, fan_in: int = 8) -> TaskFuture:
         """Combines items by an associative function of two arguments, in a tree of tasks; order is kept.
@@ -383,6 +417,11 @@ class FunctionExecutor(concurrent.futures.Executor):
         return self._options.memory_mb
 
     @property
+    def limits(self) -> Limits:
+        """Limits of the platform."""
+        return self._limits
+
+    @property
     def platform(self) -> str:
         """Name of the platform."""
         return self._options.platform
@@ -461,10 +500,10 @@ class FunctionExecutor(concurrent.futures.Executor):
         return ArgumentPickler(f"{self._run}.in/", self._shared, items, what=f"an argument of {shipment.name}")
 
     def _one(
-        self, shipment: Shipment, function: str, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None
+        self, shipment: Shipment, function: str, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None, id: str = ""
     ) -> Submission:
         made = pickler.pickled(arguments)
-        id = self._names.name("t", function.encode(), made.payload, *(key.encode() for key in made.inputs))
+        id = id or self._names.name("t", function.encode(), made.payload, *(key.encode() for key in made.inputs))
         code = {**shipment.objects, **({} if more is None else more.objects)}
         objects = {key: self._shared.setdefault(key, memoryview(data)) for key, data in code.items()}
         spec = self._spec(id, function, payload=made.payload, inputs=made.inputs)
@@ -489,11 +528,12 @@ class FunctionExecutor(concurrent.futures.Executor):
 
     def _show(self) -> None:
         s, rate = self._session, self._rate
-        self._progress.show(s.settled, s.total, s.bill().cost_usd, functions=s.functions, note="" if rate is None else rate())
+        done, of = (s.settled, s.total) if self._counts is None else self._counts()
+        self._progress.show(done, of, s.bill().cost_usd, functions=s.functions, note="" if rate is None else rate())
         if (now := time.monotonic()) - self._told_at >= _TOLD_EVERY_S and self.folder.is_dir():
             self._told_at = now
             with contextlib.suppress(OSError):  # other clients see less of it, and nothing else depends on it
-                RunFolder(self.folder).write(PROGRESS_FILE, {"tasks": s.settled, "of": s.total})
+                RunFolder(self.folder).write(PROGRESS_FILE, {"tasks": done, "of": of})
 
 
 def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool) -> Iterator[Any]:

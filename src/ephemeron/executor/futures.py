@@ -23,6 +23,8 @@ class TaskFuture(concurrent.futures.Future[Any]):
         """Times that it ran, once it is done."""
         self.compute_s = 0.0
         """Seconds of its last try."""
+        self.executor = ""
+        """Name of the function that recorded its result."""
         self._on_cancel = on_cancel
 
     def cancel(self) -> bool:

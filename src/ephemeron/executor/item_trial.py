@@ -15,9 +15,10 @@ from typing import Any
 from ephemeron.communication.channels.memory import MemoryChannel
 from ephemeron.config.own_processes import peak_mb
 from ephemeron.config.typed import plain
-from ephemeron.errors import EphemeronError
+from ephemeron.errors import EphemeronError, JobError
 from ephemeron.functions.entries import PRELOADS
-from ephemeron.functions.shipped_code import CodeLoader, Shipped, dumps
+from ephemeron.functions.item_calls import call_item
+from ephemeron.functions.shipped_code import CodeLoader, Shipped
 from ephemeron.functions.shipped_tasks import code_keys
 from ephemeron.user_code import frames_of, guarded, line_of, unpickled
 
@@ -61,7 +62,9 @@ class TrialRequest:
     """Of the function; see `CodeLoader.load`."""
     objects: Mapping[str, bytes]
     """That the reference needs, by key."""
-    items: Sequence[tuple[Any, ...]]
+    calls: Sequence[tuple[str, tuple[Any, ...], Mapping[str, Any]]]
+    """See `FunctionExecutor.submit_items`."""
+    seed: int | None = None
 
 
 def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
@@ -72,12 +75,14 @@ def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
         with guarded():
             function = asyncio.run(_loaded(request, folder))
         load_s = time.perf_counter() - began
-        for item in request.items:
+        for call in request.calls:
             at, cpu = time.perf_counter(), time.process_time()
             with guarded():
-                result = function(*item)
+                outcome = call_item(function, *call, seed=request.seed, interval_s=0.0)
+            if outcome.refused:
+                raise JobError(outcome.refused)
             seconds, cpu_s = time.perf_counter() - at, time.process_time() - cpu
-            tried.append(TriedItem(seconds=seconds, cpu_s=cpu_s, nbytes=len(dumps(result, what="the result"))))
+            tried.append(TriedItem(seconds=seconds, cpu_s=cpu_s, nbytes=len(outcome.text if outcome.data is None else outcome.data)))
             if time.perf_counter() - began > ENOUGH_S:
                 break
     except EphemeronError as e:

@@ -116,7 +116,14 @@ class TaskRuns(ClientRuns):
 
 
 def new_header(
-    folder: RunFolder, name: str, options: PlaceOptions, *, prices: Prices, budget_usd: float | None, labels: Mapping[str, str]
+    folder: RunFolder,
+    name: str,
+    options: PlaceOptions,
+    *,
+    prices: Prices,
+    budget_usd: float | None,
+    labels: Mapping[str, str],
+    payload: Mapping[str, object],
 ) -> RunHeader:
     """The header of an executor whose first task has come.
 
@@ -124,7 +131,7 @@ def new_header(
         folder: of the run.
         name: of the executor.
         options: admitted.
-        prices, budget_usd, labels: of the run.
+        prices, budget_usd, labels, payload: of the run.
     """
     return RunHeader(
         run_id=folder.run_id,
@@ -142,6 +149,7 @@ def new_header(
         settings={} if options.settings is None else plain(options.settings),
         labels=labels,
         command=command_line(),
+        payload=payload,
     )
 
 

@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 PROGRAM = "program"
 """In the payload of a header, and folder of the files of a command."""
+MAP = "map"
+"""In the payload of a header: the table of results of a durable map."""
 _RUN_VARIABLE = "EPHEMERON_TASKS_RUN"
 _SHIPMENTS = "shipments.json"
 _OUTPUTS = "outputs"
@@ -113,7 +115,7 @@ class Launch:
         argv = tuple(option + public_address(value)[0] for option, value in map(_split, argv))  # a header has no secrets
         program = Program(argv=argv, folder=os.getcwd(), outputs=outputs)
         self.run, self.variables = folder, variables
-        self.header = replace(header, ends_with_client=False, payload={PROGRAM: plain(program)})
+        self.header = replace(header, ends_with_client=False, payload={**header.payload, PROGRAM: plain(program)})
         return self.header
 
 
@@ -186,13 +188,42 @@ def program_of(header: RunHeader) -> Program | None:
 def taken_over() -> tuple[RunFolder, RunHeader] | None:
     """The run that the first executor of this process goes on with; None: it begins one."""
     run = os.environ.pop(_RUN_VARIABLE, "")
-    if not run:
-        return None
+    return opened_again(run) if run else None
+
+
+def opened_again(run: str) -> tuple[RunFolder, RunHeader]:
+    """The folder and header of a run that is gone on with.
+
+    Raises:
+        JobError: it has none that can be read.
+    """
     folder = RunFolder(folders.runs_folder() / run)
     header = read_header(folder)
     if header is None:
         raise JobError(f"run {run} has no readable run.json")
     return folder, header
+
+
+def is_going_on() -> bool:
+    """Whether the first executor of this process goes on with a run: a command is given again."""
+    return _RUN_VARIABLE in os.environ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurableMap:
+    """What an executor has to know of a durable map, whose results are kept elsewhere."""
+
+    table: str
+    """Address of its results, without credentials."""
+    counts: Callable[[], tuple[int, int]]
+    """Items that have a result, and all of them: what other clients see."""
+    again: str = ""
+    """Run whose client was killed, and whose tasks it goes on with; empty: a new run."""
+
+
+def survives(header: RunHeader) -> bool:
+    """Whether another process finds the tasks of a run again."""
+    return PROGRAM in header.payload or MAP in header.payload
 
 
 def shipped(folder: RunFolder) -> dict[str, Shipment]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ephemeron.errors import EphemeronError, RunAlreadyDriven
 from ephemeron.executor.kind import interrupted
-from ephemeron.executor.programs import program_of
+from ephemeron.executor.programs import survives
 from ephemeron.functions.local import is_hosted
 from ephemeron.runs import cleanup
 from ephemeron.runs.cleanup import RemainingObjects
@@ -58,5 +58,5 @@ def _abandoned(runs: Path) -> Iterator[tuple[RunFolder, RunHeader]]:
         if (folder.path / RESULT_FILE).exists() or not (folder.path / RUN_FILE).exists() or is_driven(folder):
             continue
         header = read_header(folder)
-        if header is not None and header.kind == "tasks" and program_of(header) is None:  # else another process may go on with it
+        if header is not None and header.kind == "tasks" and not survives(header):  # else another process may go on with it
             yield folder, header

@@ -32,7 +32,7 @@ from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.kind import TasksSummary
 from ephemeron.executor.places import Place, PlaceOptions
-from ephemeron.executor.programs import program_of
+from ephemeron.executor.programs import survives
 from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
@@ -152,6 +152,8 @@ class Session:
         self._traffic = self._before = Traffic()
         self._now: Callable[[], float] = lambda: 0.0
         self._running: set[str] = set()
+        self._ends: dict[str, Ended] = {}
+        """By name of a function that has ended without an answer."""
         self._order = 0
         self._heard_at = 0.0
         """Loop time at which the queue was asked for the functions that it hears of."""
@@ -335,7 +337,7 @@ class Session:
     @property
     def _is_taken_over(self) -> bool:
         """Whether another process may have begun with the same tasks, or may go on with them. Simulated ones begin again."""
-        return self.options.platform != "simulated" and self.header is not None and program_of(self.header) is not None
+        return self.options.platform != "simulated" and self.header is not None and survives(self.header)
 
     async def _recover(self, queue: TaskQueue, reader: ResultReader) -> None:
         """Learns what is in the queue from a process before this one."""
@@ -510,13 +512,17 @@ class Session:
         if future is None:
             return
         self.done += 1
-        future.tries, future.compute_s = result.tries, result.compute_s
+        future.tries, future.compute_s, future.executor = result.tries, result.compute_s, result.executor
         with contextlib.suppress(InvalidStateError):  # it was cancelled just now
             if result.status == "cancelled":
                 future.cancel()
             elif result.status != "ok" or data is None or isinstance(data, ChannelError):
                 text = result.error or str(data or "it has no result")
-                failed = TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries)
+                end = self._ends.get(result.lost)
+                if end is not None:
+                    text = f"{text} (lastly {end.error or end.status})"
+                lost = "" if end is None else end.status
+                failed = TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries, lost=lost)
                 future.set_exception(failed)
                 self._failed(future)
             else:
@@ -563,6 +569,8 @@ class Session:
                 self._running.add(event.invocation)
             elif isinstance(event, Ended):
                 self._running.discard(event.invocation)
+                if event.status not in ("ok", "cancelled"):
+                    self._ends[f"{event.rank}-{event.invocation}"] = event
                 fleet.left(event.rank)
 
     async def _last_events(self) -> None:

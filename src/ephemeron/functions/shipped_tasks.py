@@ -1,6 +1,7 @@
 """What a task of `FunctionExecutor` does, from the queue's view. `TaskSpec.function` is `FORM FUNCTION` or `FORM FUNCTION COMBINE`:
 
     call REF             one call; the payload is a pickle of (args, kwargs)
+    item REF             one call of a durable map; the payload is a pickle of the arguments of `call_item`
     chunk REF            several calls; the payload is a pickle of a list of args, the result a list
     fold REF COMBINE     several calls, whose results are combined in their order: a leaf of a tree
     combine COMBINE      the inputs are results of other tasks, and are combined in their order: an inner node of a tree
@@ -19,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ephemeron.errors import ChannelEmptied, JobError
+from ephemeron.functions.item_calls import call_item
 from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, Shipped, dumps
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction, TaskOrder
@@ -114,6 +116,12 @@ def _call(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview])
     return _result(function(*positional, **named))
 
 
+def _item(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview]) -> bytes:
+    [function] = code
+    *arguments, seed, interval_s = _arguments(task, inputs)
+    return _result(tuple(call_item(function, *arguments, seed=seed, interval_s=interval_s)))
+
+
 def _chunk(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview]) -> bytes:
     [function] = code
     return _result([function(*each) for each in _arguments(task, inputs)])
@@ -135,6 +143,7 @@ def _result(value: object) -> bytes:
 
 _FORMS: dict[str, Callable[[Sequence[Shipped], TaskSpec, Sequence[memoryview]], bytes]] = {
     "call": _call,
+    "item": _item,
     "chunk": _chunk,
     "fold": _fold,
     "combine": _combine,

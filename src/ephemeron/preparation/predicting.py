@@ -8,9 +8,8 @@ its column, has no prediction. Texts of CSV stay as they are written.
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.data.batch_source import Positions, TrainingBatch
-from ephemeron.data.formats.records import CsvRecords, CsvRows, cells_of, check_names, has_lone_return, header_of, rows_of
+from ephemeron.data.formats.records import CsvRows
 from ephemeron.data.sources.readers import PreparedOptions, check_columns, prepared_parts, read_options, table_inputs
 from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.arrow import beyond_float32, pyarrow
 from ephemeron.data.tables.manifest import MANIFEST, PIPELINE, Column
+from ephemeron.data.tables.table_file import TableFile, TablePart
 from ephemeron.errors import DatasetError, DatasetNotFound, JobError, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.predict import Predictor, modules_kept, predictor_of, tried
@@ -47,137 +47,11 @@ if TYPE_CHECKING:
 
 PREDICTION = "prediction"
 """Name of the column of a model's only output, and beginning of those of others."""
-_END = b"\n"
-_HEADER = _BLOCK = 1 << 22
-_LONGEST = 1 << 26
-"""Bytes of a record, at most."""
 _WAVE = 4
 """Parts for each function that are read ahead of results."""
 _TOLD = 5
 """Rows without a prediction that are told, at most."""
 _MOST_COLUMNS = 1000
-
-
-# -- rows of a file -----------------------------------------------------------------------------------------------
-
-
-class _Part(NamedTuple):
-    """Rows of a file."""
-
-    first: int
-    """Number of the first one, from 0."""
-    table: Any
-    """`pyarrow.Table`; of CSV: of texts, as they are written."""
-
-
-class TableFile:
-    """A CSV file with a header, or a Parquet file, which is read part by part.
-
-    Args:
-        path: `.csv`, `.tsv` or `.parquet`.
-        delimiter: of CSV.
-
-    Raises:
-        JobError: it cannot be read, or has no columns.
-    """
-
-    def __init__(self, path: Path, *, delimiter: str = ",") -> None:
-        pa = pyarrow()
-        self.path, self.delimiter = path, "\t" if path.suffix == ".tsv" else delimiter
-        self.is_text = path.suffix != ".parquet"
-        try:
-            if self.is_text:
-                self.names, self._begin = self._header()
-                self.schema = pa.schema([(name, pa.string()) for name in self.names])
-            else:
-                from pyarrow import parquet
-
-                with parquet.ParquetFile(path) as file:
-                    self.schema = file.schema_arrow
-                self.names, self._begin = self.schema.names, 0
-        except OSError as e:
-            raise JobError(f"{path} cannot be read: {e.strerror or e}") from None
-        except pa.ArrowInvalid as e:
-            raise JobError(f"{path} is no Parquet file: {str(e).splitlines()[0]}") from None
-        check_names(self.names, str(path))
-
-    def parts(self, rows: int) -> Iterator[_Part]:
-        """All rows, so many at a time at most.
-
-        Raises:
-            JobError: a row of CSV is invalid; names its line.
-        """
-        first = 0
-        for table in self._tables(rows):
-            for at in range(0, table.num_rows, rows):
-                part = table.slice(at, rows)
-                yield _Part(first, part)
-                first += part.num_rows
-
-    def _tables(self, rows: int) -> Iterator[Any]:
-        pa = pyarrow()
-        if self.is_text:
-            yield from self._texts()
-            return
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(batch_size=rows):
-                yield pa.Table.from_batches([batch])
-
-    def _header(self) -> tuple[list[str], int]:
-        with self.path.open("rb") as file:
-            data = file.read(_HEADER)
-        return header_of(data, self.delimiter, str(self.path))
-
-    def _texts(self) -> Iterator[Any]:
-        records = CsvRecords(self.delimiter)
-        with self.path.open("rb") as file:
-            line = file.read(self._begin).count(b"\n") + 1
-            rest, more = b"", True
-            while more:
-                block = file.read(_BLOCK)
-                rest, more = rest + block, bool(block)
-                spans = records.spans(rest)
-                end = len(rest) if not more else max((a for a, _ in spans), default=0)  # the last one may go on
-                text, rest = rest[:end], rest[end:]
-                if len(rest) > _LONGEST:
-                    raise JobError(f"{self.path}, line {line + text.count(_END)}: a quote is not closed", remedy="close it, or double it")
-                if text.strip(b"\r\n"):
-                    yield self._table([text[a:b] for a, b in spans if a < end], line)
-                line += text.count(b"\n")
-
-    def _table(self, found: Sequence[bytes], line: int) -> Any:
-        pa = pyarrow()
-        rows = self._at_once(found) or self._one_by_one(found, line)
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.names)
-        return pa.Table.from_arrays([pa.array(column, pa.string()) for column in columns], schema=self.schema)
-
-    def _at_once(self, found: Sequence[bytes]) -> list[list[str]] | None:
-        """Cells of all records, if none is wrong: several times as quick."""
-        text = b"".join(found)
-        if has_lone_return(text) or CsvRecords(self.delimiter).end(found[-1], "record") == "quoted":
-            return None
-        try:
-            rows = [row for row in rows_of(text.decode(), self.delimiter) if row]
-        except (UnicodeDecodeError, csv.Error):
-            return None
-        whole = sum(1 for record in found if record.strip(b"\r\n"))
-        return rows if len(rows) == whole and all(len(row) == len(self.names) for row in rows) else None
-
-    def _one_by_one(self, found: Sequence[bytes], line: int) -> list[list[str]]:
-        rows = []
-        for record in found:
-            if record.strip(b"\r\n"):
-                try:
-                    cells = cells_of(record, self.delimiter)
-                    if len(cells) != len(self.names):
-                        raise ValueError(f"has {len(cells)} fields instead of {len(self.names)}")
-                except ValueError as e:
-                    raise JobError(f"{self.path}, line {line}: {e}", remedy="mend it") from None
-                rows.append(cells)
-            line += record.count(b"\n")
-        return rows
 
 
 class _TableOut:
@@ -446,7 +320,7 @@ class TableReport:
     columns: list[str] = field(default_factory=list)
     """Names of the columns of predictions."""
 
-    def add(self, part: _Part, made: Made) -> None:
+    def add(self, part: TablePart, made: Made) -> None:
         """Counts the rows of a part."""
         self.rows += part.table.num_rows
         self.refused += len(made.refused)
@@ -516,7 +390,7 @@ def _like(predictor: Predictor | SparsePredictor, first: Made) -> Outputs:
 
 def _predicted(
     pool: FunctionExecutor, predictor: Predictor | SparsePredictor, features: Features, file: TableFile, batch_size: int
-) -> Iterator[tuple[_Part, Made, Outputs | None]]:
+) -> Iterator[tuple[TablePart, Made, Outputs | None]]:
     """The parts of a file, their features, and what the model makes of them. A wave of parts is read while functions compute another one."""
     waiting: list[Any] = []
     parts = ((part, features.of(part.table, is_text=file.is_text)) for part in file.parts(batch_size))
@@ -531,7 +405,7 @@ def _predicted(
         waiting = [(part, made, next(futures) if len(made.numbers) else None) for part, made in wave]
 
 
-def _results(waiting: list[Any]) -> Iterator[tuple[_Part, Made, Outputs | None]]:
+def _results(waiting: list[Any]) -> Iterator[tuple[TablePart, Made, Outputs | None]]:
     for part, made, future in waiting:
         yield part, made, None if future is None else future.result()
 

@@ -82,6 +82,8 @@ class TaskResult:
     compute_s: float = 0.0
     executor: str = ""
     """Owner that recorded it."""
+    lost: str = ""
+    """Owner that vanished with it in this try; empty: none did."""
 
     @property
     def is_final(self) -> bool:

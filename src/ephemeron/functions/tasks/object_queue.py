@@ -193,7 +193,9 @@ class ObjectQueue(TaskQueue):
             await self._settle(state)
             if attempt > 2 and state.pending:
                 first = state.pending[0]
-                await self._record(state, [TaskResult(id=first.id, status="failed", error=VANISHED)])
+                before = await self._channel.fetch(self._keys.lease(batch, attempt_before))
+                lost = "" if before is None else bytes(before).decode()
+                await self._record(state, [TaskResult(id=first.id, status="failed", error=VANISHED, lost=lost)])
             if state.is_complete:
                 await self._remove(held)
                 return None

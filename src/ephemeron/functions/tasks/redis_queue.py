@@ -109,12 +109,12 @@ class RedisQueue(TaskQueue):
         leases = [await self._leased(*row) for row in rows]
         return [lease for lease in leases if lease.tasks]
 
-    async def _leased(self, name: bytes, attempt: int, tasks: bytes | None, flat: list[bytes]) -> TaskLease:
+    async def _leased(self, name: bytes, attempt: int, tasks: bytes | None, flat: list[bytes], before: bytes) -> TaskLease:
         batch = name.decode()
         state = self._states[batch] = self._state(batch, tasks, flat)
         if attempt > 2 and state.pending:
             first = state.pending[0]
-            await self._record(state, [TaskResult(id=first.id, status="failed", error=VANISHED)])
+            await self._record(state, [TaskResult(id=first.id, status="failed", error=VANISHED, lost=before.decode())])
         return TaskLease(batch=batch, attempt=attempt, tasks=state.pending)
 
     async def published(self) -> dict[str, str]:

@@ -39,8 +39,10 @@ local function lease(batch, owner, until_ms)
     redis.call('LTRIM', p .. 'work', 0, left - 1)
   end
   redis.call('ZADD', p .. 'leases', until_ms, batch)
+  local before = redis.call('HGET', key, 'owner') or ''
   redis.call('HSET', key, 'owner', owner)
-  return {batch, redis.call('HINCRBY', key, 'attempt', 1), redis.call('HGET', key, 'tasks'), redis.call('HGETALL', p .. 'state/' .. batch)}
+  local state = redis.call('HGETALL', p .. 'state/' .. batch)
+  return {batch, redis.call('HINCRBY', key, 'attempt', 1), redis.call('HGET', key, 'tasks'), state, before}
 end
 local function publish(batch, tasks, order)
   if redis.call('SISMEMBER', p .. 'done', batch) == 1 or redis.call('EXISTS', p .. 'batch/' .. batch) == 1 then
