@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from ephemeron.cli.main import main
-from ephemeron.errors import JobError, TaskFailed
+from ephemeron.errors import JobError
 from ephemeron.executor.predict import predict
 from ephemeron.executor.prediction_files import check_inputs, check_out, read_inputs, write_outputs
+from ephemeron.maps.outputs import RowFile
 from ephemeron.runs import folders
 from ephemeron.runs.status import status_of
 
@@ -60,9 +61,8 @@ def results():
     return [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("chunksize", ["1", "2"])
-def test_line_n_is_the_result_of_item_n(chunksize):
-    ran = invoke("mapped_items:twice", "--items", "items.jsonl", "--json", "--chunksize", chunksize)
+def test_line_n_is_the_result_of_item_n():
+    ran = invoke("mapped_items:twice", "--items", "items.jsonl", "--json")
     assert ran.exit_code == 0, ran.output
     assert results() == [2, 4, 6]
     summary = json.loads(ran.stdout)
@@ -132,7 +132,8 @@ def test_a_pattern_to_include_is_for_all_folders_together(here):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("mapped_items:twice", "--items", "absent.jsonl"), "absent.jsonl cannot be read: No such file"),
+        (("mapped_items:twice", "--items", "absent.jsonl"), "there is no file absent.jsonl"),
+        (("mapped_items:twice", "--items", "items.jsonl", "--chunksize", "2"), "--chunksize is no option any more"),
         (("mapped_items:twice", "--items", "bad.jsonl"), "bad.jsonl, line 2 is no JSON"),
         (("mapped_items:twice", "--items", "wide.jsonl"), "wide.jsonl is UTF-16, and only UTF-8 is read"),
         (("mapped_items:twice", "--items", "latin.jsonl"), "latin.jsonl, line 2 is not UTF-8"),
@@ -161,20 +162,21 @@ def test_ctrl_c_cancels_and_says_what_is_done(here):
     program = "from ephemeron.cli.main import main; main()"
     command = [sys.executable, "-c", program, "map", "mapped_items:slow", "--items", "items.jsonl", "--out", "out.jsonl"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    out = here / "out.jsonl"
+    rows = here / "out.jsonl.results" / "rows"
     ends_at = time.monotonic() + 120
-    while not (out.exists() and out.read_text().count("\n") >= 3):
+    while not (rows.exists() and list(rows.iterdir())):
         assert process.poll() is None
         assert time.monotonic() < ends_at
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130, told
-    assert "of 400 tasks are done" in told
-    written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert 3 <= len(written) < 400
-    assert written == list(range(len(written)))
-    assert f"the first {len(written)} results are in out.jsonl" in told
+    written = results()
+    assert len(written) == 400
+    done = [value for value in written if value is not None]
+    assert 3 <= len(done) < 400
+    assert all(value in (None, n) for n, value in enumerate(written))
+    assert f"interrupted; {len(done)} of 400 items have results in out.jsonl: the same command goes on" in told
     [folder] = folders.all_runs()
     assert (status_of(folder), folder.objects.exists()) == ("stopped", False)
 
@@ -299,13 +301,11 @@ def test_rows_of_tables_are_items_and_results(here):
     assert Path("codes.tsv").read_text() == 'result\n501\n""\n'
     assert "zip of the result is a list, which a table has not: write *.jsonl" in run("rows_of_tables:nested", "z.parquet", "n.csv", 1)
     (here / "short.csv").write_text("zip,x\n1,2\n3\n")
-    assert "short.csv, line 3: has 1 fields instead of 2" in run("rows_of_tables:code", "short.csv", "n.csv", 2)
+    assert "short.csv, line 3: has 1 fields instead of 2" in run("rows_of_tables:code", "short.csv", "short-out.csv", 2)
 
 
 def test_the_columns_of_results_are_those_of_the_first_one(tmp_path):
-    from ephemeron.cli.map import _TableFile
-
-    file = _TableFile(tmp_path / "o.parquet")
+    file = RowFile(tmp_path / "o.parquet")
     assert file.refusal({}) == "the result is an empty dict, which is no row of a table"
     assert not any(map(file.refusal, (None, {"a": 1, "b": None}, {"b": "x", "a": 2.5})))
     assert file.refusal({"a": 1}) == "the result has the columns a, and those before have a, b"
@@ -314,20 +314,12 @@ def test_the_columns_of_results_are_those_of_the_first_one(tmp_path):
     assert "is in a column of integers beyond 2^53 and fractions" in file.refusal({"a": 2**53 + 1, "b": None})
     assert not file.refusal({"a": 2**53, "b": "\r"})
     assert "'\\ud800' of the result has half a surrogate pair" in file.refusal({"a": 1, "b": "\ud800"})
-    assert file.refusal({1: 1, "1": 1}) == "the result has two keys of the same text"
 
 
-def test_a_refused_result_leaves_those_of_its_chunk(tmp_path, capsys):
-    from ephemeron.cli.map import _Collected
-    from ephemeron.executor.futures import TaskFuture
-
-    futures = [TaskFuture(f"t{n}", name="f", on_cancel=lambda future: None) for n in range(3)]
-    futures[0].set_result([{"a": 1}, {"b": 1}])
-    futures[1].set_result([{"a": {2}}, {"a": "l\rm"}])
-    futures[2].set_exception(TaskFailed("ValueError: five", task="t2"))
-    collected = _Collected(futures, tmp_path / "o.csv", of=5, chunksize=2)
-    collected.collect(None)
-    assert (tmp_path / "o.csv").read_bytes() == b'a\n1\n""\n""\n"l\rm"\n""\n'
-    assert [failure["item"] for failure in collected.failures] == [2, 3, 5]
-    assert (collected.written, collected.lost) == (5, 3)
-    assert "item 2: the result has the columns b, and those before have a" in capsys.readouterr().err
+def test_a_refused_result_leaves_the_others(tmp_path):
+    file = RowFile(tmp_path / "o.csv")
+    with file.opened():
+        assert file.write_texts(['{"a": 1}', '{"b": 1}', None]) == [(1, "the result has the columns b, and those before have a")]
+        assert not (tmp_path / "o.csv").exists()
+        assert file.write_texts(['{"a": "l\\rm"}']) == []
+    assert (tmp_path / "o.csv").read_bytes() == b'a\n1\n""\n""\n"l\rm"\n'

@@ -63,12 +63,14 @@ def test_results_that_cannot_be_written_are_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("items.jsonl").write_text("1\n2\n")
     command = ["map", "math:sqrt", "--items", "items.jsonl", "--platform", "simulated", "--max-workers", "1"]
-    ran = CliRunner().invoke(main, [*command, "--out", "."])
-    assert (ran.exit_code, ". cannot be written" in ran.stderr) == (2, True)
+    ran = CliRunner().invoke(main, [*command, "--out", "nowhere/o.jsonl"])
+    assert (ran.exit_code, "there is no folder" in ran.stderr) == (2, True)
     if Path("/dev/full").exists():
-        ran = CliRunner().invoke(main, [*command, "--out", "/dev/full"])
+        ran = CliRunner().invoke(main, [*command, "--out", "/dev/full", "--results", "kept"])
         assert ran.exit_code == 1
-        assert "/dev/full cannot be written: No space left on device; the first 0 results are in /dev/full" in ran.stderr
+        assert "/dev/full cannot be written: No space left on device; the results are recorded in file://" in ran.stderr
+        ran = CliRunner().invoke(main, [*command, "--out", "out.jsonl", "--results", "kept"])
+        assert (ran.exit_code, "2 of them recorded before" in ran.stderr) == (0, True)
         assert not isinstance(ran.exception, OSError)
 
 

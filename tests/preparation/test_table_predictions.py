@@ -207,14 +207,14 @@ def test_a_table_is_prepared_trained_on_and_predicted(here):
 
 @pytest.mark.parametrize("size", [1, 5, 64])
 def test_texts_of_csv_are_read_as_they_are_written(tmp_path, monkeypatch, size):
-    from ephemeron.preparation import predicting
+    from ephemeron.data.tables import table_file
 
     path = tmp_path / "x.csv"
     path.write_text(f"a\n{'x' * 200_000}\n")
     assert [row["a"] for part in TableFile(path).parts(2) for row in part.table.to_pylist()] == ["x" * 200_000]
     path.write_bytes(b'\xef\xbb\xbfa,"b\nc"\r\n007,"x,\r\n""y"""\r\n\r\n,5" pipe\n1e3,"\xe2\x80\xa8"')
     file = TableFile(path)
-    monkeypatch.setattr(predicting, "_BLOCK", size)
+    monkeypatch.setattr(table_file, "_BLOCK", size)
     rows = [row for part in file.parts(2) for row in part.table.to_pylist()]
     assert rows == [{"a": "007", "b\nc": 'x,\r\n"y"'}, {"a": "", "b\nc": '5" pipe'}, {"a": "1e3", "b\nc": "\u2028"}]
     firsts = [part.first for part in file.parts(2)]

@@ -22,7 +22,8 @@ from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.maps.calls import Callee
-    from ephemeron.maps.durable import Failure, MapOptions, MapResult
+    from ephemeron.maps.computing import MapOptions
+    from ephemeron.maps.map_result import Failure, MapResult
     from ephemeron.runs.folders import RunFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -138,7 +139,8 @@ def map_command(
     """
     from ephemeron.config.typed import build
     from ephemeron.maps.calls import Callee
-    from ephemeron.maps.durable import MapOptions, open_map
+    from ephemeron.maps.computing import MapOptions
+    from ephemeron.maps.durable import open_map
 
     began, told = time.monotonic(), _Told()
     if out is None and not dry_run:

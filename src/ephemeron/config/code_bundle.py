@@ -114,6 +114,15 @@ def state_of(folder: Path, selection: Selection = Selection()) -> tuple[tuple[st
     return tuple(found)
 
 
+def bundled_files(folders: Sequence[Path], selection: Selection = Selection()) -> list[Path]:
+    """Files that a bundle of these folders holds.
+
+    Raises:
+        JobError: as for `bundle`.
+    """
+    return sorted(_collect(folders, selection, BUNDLE_LIMIT)[0].values())
+
+
 def left_out(folders: Sequence[Path], selection: Selection = Selection()) -> list[Path]:
     """Files below these folders that a bundle leaves out, except hidden files, caches and environments."""
     taken = set(_collect(folders, selection, BUNDLE_LIMIT)[0].values())

@@ -85,14 +85,12 @@ def as_json(value: object) -> tuple[str, int]:
         ValueError: it contains itself.
     """
     try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False, default=_plain), 0
+        return json.dumps(value, allow_nan=False, default=_plain), 0
     except ValueError as e:
         if "Circular" in str(e):
             raise
     replaced = [0]
-    return json.dumps(
-        _finite(value, replaced), allow_nan=False, ensure_ascii=False, default=lambda v: _finite(_plain(v), replaced)
-    ), replaced[0]
+    return json.dumps(_finite(value, replaced), allow_nan=False, default=lambda v: _finite(_plain(v), replaced)), replaced[0]
 
 
 def _plain(value: object) -> object:

@@ -4,7 +4,11 @@
     code_version     what can change a result
     result_table     rows of results in a folder or a bucket
     outputs          files and objects beside it
+    calls            how the function is called with an item
+    computing        items without a row, on functions
+    prediction       what it will take
     durable          the map itself: `map_items`
+    map_result       how it has ended
 
 Names are imported when they are first used.
 """
@@ -15,9 +19,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ephemeron.maps.durable import MapResult, map_items
+    from ephemeron.maps.durable import map_items
+    from ephemeron.maps.map_result import MapResult
 
-_HOME = {"MapResult": "durable", "map_items": "durable"}
+_HOME = {"MapResult": "map_result", "map_items": "durable"}
 
 __all__ = ["MapResult", "map_items"]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ephemeron.config.code_bundle import Selection
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
 from ephemeron.executor.shipping import name_of
-from ephemeron.maps.code_version import code_version
+from ephemeron.maps.code_version import EVERYTHING, code_version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Callee:
 
 
 def inspect_callee(
-    function: Callable[..., Any] | str, *, code: Sequence[Path] = (), version: str = "", seed: int = 0
+    function: Callable[..., Any] | str, *, code: Sequence[Path] = (), selection: Selection = EVERYTHING, version: str = "", seed: int = 0
 ) -> tuple[Callable[..., Any], Callee]:
     """The function, and what its signature and its sources say.
 
@@ -40,7 +41,7 @@ def inspect_callee(
         raise JobError(f"{found!r:.80} is a {type(found).__name__}, which cannot be called")
     needed, optional, has_rng = _parameters(found)
     also = f"seed {seed}" if has_rng else ""
-    made = code_version(found, code=[Path(each) for each in code], also=also, given=version)
+    made = code_version(found, code=[Path(each) for each in code], selection=selection, also=also, given=version)
     name = function if isinstance(function, str) else name_of(found)
     return found, Callee(name=name, version=made, needed=needed, optional=optional, has_rng=has_rng)
 

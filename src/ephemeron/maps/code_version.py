@@ -1,7 +1,7 @@
 """The version of a function: a digest of what can change its results, as far as sources tell it.
 
-Of a function of a module: the sources of its module and of those of the user's modules that they import, comments left out. Of a function of a
-notebook or a main program: its byte code and what it names. Data files that it reads, installed packages and the Python version do not count.
+Of a function of a module: the sources of its module and of those of the user's modules that they import, comments left out, and the files that are sent with them and that
+they name. Of a function of a notebook or a main program: its byte code and what it names. Installed packages and the Python version do not count.
 """
 
 from __future__ import annotations
@@ -12,25 +12,35 @@ import inspect
 import io
 import sys
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from ephemeron.config.code_bundle import Selection, bundled_files, fits_nothing, fitting
 from ephemeron.config.imported_sources import folder_of, is_installed
 from ephemeron.functions.shipped_code import dumps
 
 _CHARACTERS = 24
+EVERYTHING = Selection()
+"""What is sent by itself."""
 
 
-def code_version(function: Callable[..., Any], *, code: Sequence[Path] = (), also: str = "", given: str = "") -> str:
+def code_version(
+    function: Callable[..., Any], *, code: Sequence[Path] = (), selection: Selection = EVERYTHING, also: str = "", given: str = ""
+) -> str:
     """The version of a function, as text of letters and digits.
 
     Args:
         function: as it is sent.
         code: folders that are sent along, in which its modules may be, too.
+        selection: files that are sent, and those that are not.
         also: what else its results depend on.
         given: by the user, in place of the sources.
+
+    Raises:
+        JobError: a pattern fits no file.
     """
     digest = hashlib.blake2b(also.encode(), digest_size=_CHARACTERS // 2)
     if given:
@@ -45,10 +55,28 @@ def code_version(function: Callable[..., Any], *, code: Sequence[Path] = (), als
     digest.update(f"{inner.__module__}:{getattr(inner, '__qualname__', inner)}".encode())
     if function is not inner and hasattr(function, "func"):  # a partial: its arguments count
         digest.update(dumps((function.args, sorted(function.keywords.items())), what="the function's arguments"))  # type: ignore[attr-defined]
-    roots = [folder_of(module, Path.cwd()), *(folder.resolve() for folder in code)]
-    for name, text in sorted(_sources(module, roots).items()):
+    roots = list(
+        dict.fromkeys([*([] if is_installed(module) else [folder_of(module, Path.cwd())]), *(folder.resolve() for folder in code)])
+    )
+    sources = _sources(module, roots)
+    for name, text in sorted(sources.items()):
         digest.update(f"\0{name}\0".encode() + _without_comments(text))
+    for path in _data(roots, selection, sources.values()):
+        digest.update(f"\0{path.name}\0".encode() + hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def _data(roots: Sequence[Path], selection: Selection, sources: Iterable[bytes]) -> list[Path]:
+    """Files beside the sources that are sent, and that these name, or a pattern of the user's."""
+    if not roots:
+        return []
+    texts = list(sources)
+    for pattern in selection.include:
+        if pattern not in fitting(roots, selection.include):
+            raise fits_nothing(pattern, roots)
+    added = set(bundled_files(roots, selection)) - set(bundled_files(roots, replace(selection, include=()))) if selection.include else set()
+    others = (path for path in bundled_files(roots, selection) if path.suffix not in (".py", ".pyi"))
+    return [path for path in others if path in added or any(path.name.encode() in text for text in texts)]
 
 
 # -- functions of modules -----------------------------------------------------------------------------------------

@@ -11,143 +11,40 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import json
-import logging
-import queue
 import socket
-import statistics
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ephemeron.config.code_bundle import Selection
 from ephemeron.config.paths import home
 from ephemeron.config.typed import near
-from ephemeron.errors import BudgetReached, JobError, RunStopped, TaskFailed, UserError
+from ephemeron.errors import JobError, UserError
 from ephemeron.executor.executor import FunctionExecutor
-from ephemeron.executor.futures import TaskFuture
-from ephemeron.executor.programs import DurableMap, is_going_on, survives
-from ephemeron.executor.session import Bill
-from ephemeron.functions.item_calls import ItemOutcome
-from ephemeron.maps.calls import Callee, arguments_of, inspect_callee
+from ephemeron.executor.programs import is_going_on, survives
+from ephemeron.maps.calls import Callee, inspect_callee
+from ephemeron.maps.computing import Computing, MapOptions, failure_limit, open_items
+from ephemeron.maps.map_result import PART_ROWS, Failure, MapResult
 from ephemeron.maps.outputs import ItemObjects, LineFile, check_file, is_folder, is_template, open_output, table_place
 from ephemeron.maps.prediction import predict_items
-from ephemeron.maps.result_table import BEAT_S, SILENT_S, Client, Known, ResultTable, Row, Whole, present_client
-from ephemeron.maps.sources import Block, ItemColumns, Scan, Source, hex_of, open_source, scan
-from ephemeron.prices import Prices
+from ephemeron.maps.result_table import SILENT_S, Client, Known, ResultTable, Whole
+from ephemeron.maps.sources import ItemColumns, Scan, Source, open_source, scan
 from ephemeron.runs import folders
 from ephemeron.runs.folders import RESULT_FILE, RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.lock import is_driven
 from ephemeron.runs.predictions import Prediction
+from ephemeron.runs.verbs import stop
 from ephemeron.units import human_count, human_seconds, human_usd
 
-_log = logging.getLogger(__name__)
-
-_FLUSH_S, _FLUSH_ROWS, _FLUSH_BYTES = 2.0, 20_000, 32 << 20
-"""When rows are stored: after so long, so many, or so much."""
-_FLUSH_SHARE = 0.05
-"""Of the time, for that: where a flush takes long, there are fewer of them."""
-_WINDOW, _WINDOW_PER_FUNCTION = 2_000, 200
-"""Items that are submitted and have not ended, at most."""
 _LOOK_S = 0.5
-_BACKUP_TIMES, _BACKUP_LEAST_S = 3.0, 1.0
-"""A task at the end that takes so many times the median of the others, and at least so long, gets a copy."""
-_LEAST_TIMES = 5
+"""Between two looks at a table on which another client works."""
 _MOST_WHOLE = 8
-_OUT_ROWS = 50_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapOptions:
-    """How a map is done; see `map_items`."""
-
-    key: str | None = None
-    cost_column: str | None = None
-    each_file: bool = False
-    results: str | Path | None = None
-    code_version: str = ""
-    ignore_code_changes: bool = False
-    retry_failed: bool = False
-    only: Sequence[str] = ()
-    max_failures: int | str | None = None
-    backup: bool = False
-    max_per_second: float | None = None
-    max_concurrent: int | None = None
-    seed: int = 0
-
-
-@dataclass(slots=True)
-class Failure:
-    """An item without a result."""
-
-    item: int
-    """Number of the item, from 1."""
-    key: str
-    error: str
-    tries: int = 1
-    traceback: str = ""
-
-
-@dataclass(slots=True)
-class MapResult:
-    """How a map has ended.
-
-    Iterating gives the results in the order of the items, as JSON gives them back; None for items that have none.
-    """
-
-    items: int
-    recorded: int
-    """Items that had a row before."""
-    computed: int = 0
-    failed: int = 0
-    """Items whose row is of a failure, those of earlier calls included."""
-    missing: int = 0
-    """Items without a row, since it ended early."""
-    replaced: int = 0
-    """NaN and infinite values of the results that are null."""
-    stopped: str = ""
-    """Why it ended early; empty: it did not."""
-    cause: Literal["", "interrupt", "budget", "failures", "other"] = ""
-    failures: list[Failure] = field(default_factory=list)
-    """The first ones of this call."""
-    run: str = ""
-    """Name of its run; empty: no function was needed."""
-    bill: Bill | None = None
-    backups: int = 0
-    seconds: float = 0.0
-    table: ResultTable | None = None
-    refused: int = 0
-    """Results that the file cannot have."""
-    _rows: NDArray[np.int64] | None = None
-    """Of the table, by item; None: they were not needed."""
-    _find: Callable[[], NDArray[np.int64]] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        for rows in self.parts(("result", "data")):
-            for result, data in zip(rows.column("result").to_pylist(), rows.column("data").to_pylist(), strict=True):
-                yield data if data is not None else None if result is None else json.loads(result)
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The row of each item, in the order of the items; those without a row are left out."""
-        for part in self.parts():
-            yield from part.to_pylist()
-
-    def parts(self, columns: Sequence[str] = Row._fields) -> Iterator[Any]:
-        """The same as `pyarrow.Table`s."""
-        assert self.table is not None
-        if self._rows is None:
-            assert self._find is not None
-            self._rows = self._find()
-        for at in range(0, len(self._rows), _OUT_ROWS):
-            rows = self._rows[at : at + _OUT_ROWS]
-            yield self.table.take(rows[rows >= 0], columns)
+"""Sources of which a table knows that they are whole."""
 
 
 class DurableMapJob:
@@ -180,7 +77,7 @@ class DurableMapJob:
     ) -> None:
         self.function, self.callee, self.source, self.out, self.options = function, callee, source, out, options
         self._executor, self._on_failure, self._on_note = dict(executor), on_failure, on_note
-        self._limit, self._share = _failure_limit("" if options.max_failures is None else str(options.max_failures))
+        failure_limit(options.max_failures, 0)
         self._file: LineFile | None = None
         self._objects: ItemObjects | None = None
         if out is not None and is_template(out):
@@ -195,14 +92,6 @@ class DurableMapJob:
                 f"{self.table.shown} holds the results of {owner}, and this is {callee.name}",
                 remedy="name another --out, or delete that folder",
             )
-        self._futures: dict[str, _Open] = {}
-        self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._times: deque[float] = deque(maxlen=1000)
-        self._causes: Counter[str] = Counter()
-        self._outgrown: list[tuple[_Open, Failure, TaskFuture]] = []
-        """Items that need more memory than a function had."""
-        self._flushed_at = self._flush_s = self._all_run_at = 0.0
-        self._done = self._of = 0
 
     # -- the call ----------------------------------------------------------------------------------------------
 
@@ -254,13 +143,26 @@ class DurableMapJob:
             return MapResult(items=whole.items, recorded=whole.items, failed=whole.failed, table=self.table, _find=self._rows)
         found = scan(self.source)
         todo = self._todo(found)
-        self._of, self._done = found.items, int(found.items - todo.sum())
         result = MapResult(items=found.items, recorded=int((self._known().find(found.ids)[0] >= 0).sum()), table=self.table)
+        if again and not (todo.any() and self.table.state.client.code == self.callee.version):
+            with contextlib.suppress(UserError):  # its functions compute what is not wanted any more
+                stop(again, now=True)
+            again = ""
         if todo.any():
-            self._compute(result, found, todo, again)
-        elif again:
-            with contextlib.suppress(UserError):
-                stop_client(again)
+            computing = Computing(
+                self.function,
+                self.callee,
+                self.table,
+                self.options,
+                executor=self._executor,
+                objects=self._objects,
+                takes_bytes=self._file is None,
+                result=result,
+                counts=(found.items - int(todo.sum()), found.items),
+                on_failure=self._on_failure,
+                on_note=self._on_note,
+            )
+            computing.run(open_items(self.source, self.callee, todo), again=again)
         return self._conclude(result, found, mark)
 
     def _rows(self) -> NDArray[np.int64]:
@@ -329,249 +231,6 @@ class DurableMapJob:
             time.sleep(_LOOK_S)
             self.table.refresh()
 
-    # -- computing ---------------------------------------------------------------------------------------------
-
-    def _compute(self, result: MapResult, found: Scan, todo: NDArray[np.bool_], again: str) -> None:
-        if again and not self._is_same(again):
-            with contextlib.suppress(UserError):
-                stop_client(again)
-            again = ""
-        left = self._calls(todo, found.has_costs)
-        memory_mb = self._executor.get("memory_mb")
-        bills: list[Bill] = []
-        try:
-            while True:
-                memory_mb = self._with_memory(result, left, memory_mb, again, bills)
-                if memory_mb is None or result.stopped:
-                    break
-                self._on_note(f"{human_count(len(self._outgrown), 'item')} needed more memory: once more with {memory_mb} MB")
-                left, again = iter([_again(one) for one, _, _ in self._outgrown]), ""
-                self._outgrown = []
-        except KeyboardInterrupt:
-            result.stopped, result.cause = "interrupted", "interrupt"
-        except BudgetReached as e:
-            result.stopped, result.cause = str(e), "budget"
-        except RunStopped:
-            result.stopped, result.cause = "stopped", "other"
-        result.bill = _total(bills)
-
-    def _with_memory(self, result: MapResult, left: Iterator[_Open], memory_mb: int | None, again: str, bills: list[Bill]) -> int | None:
-        """Computes items on functions of one size. Returns that of functions for those that need more; None: there are none."""
-        durable = DurableMap(table=self.table.shown, counts=lambda: (self._done, self._of), again=again)
-        options = {**self._executor, "memory_mb": memory_mb}
-        if bills and options.get("budget_usd") is not None:
-            options["budget_usd"] = max(1e-12, options["budget_usd"] - sum(bill.cost_usd for bill in bills))
-        with FunctionExecutor(**options, durable=durable) as pool:
-            shipment = pool.shipment(self.function)
-            result.run = pool.folder.name
-            self.table.remove_strays()
-            self._flush(result.run)
-            try:
-                self._stream(pool, shipment, result, left)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-            finally:
-                bills.append(pool.bill())
-            if result.stopped:
-                pool.shutdown(cancel_futures=True)
-        bills[-1] = pool.bill()
-        return _next_size(pool) if self._outgrown else None
-
-    def _is_same(self, run: str) -> bool:
-        """Whether a run was of this version of the function."""
-        state = self.table.state
-        return bool(state.client.run == run and state.client.code == self.callee.version)
-
-    def _stream(self, pool: FunctionExecutor, shipment: Any, result: MapResult, left: Iterator[_Open]) -> None:
-        window = _WINDOW + _WINDOW_PER_FUNCTION * pool.max_workers
-        rate = self.options.max_per_second
-        interval_s = pool.max_workers / rate if rate else 0.0
-        suffix = f".{self.callee.version}" + (".r" if self.options.retry_failed else "")
-        seed = self.options.seed if self.callee.has_rng else None
-        more = True
-        backed: set[str] = set()
-        while more or self._futures:
-            while more and len(self._futures) < window:
-                part = [one for _, one in zip(range(max(1, min(window // 4, window - len(self._futures)))), left)]  # noqa: B905
-                more = bool(part)
-                if not part:
-                    break
-                futures = pool.submit_items(
-                    shipment, [(one.name, *one.arguments) for one in part], seed=seed, interval_s=interval_s, suffix=suffix
-                )
-                for one, future in zip(part, futures, strict=True):
-                    one.began_at = time.monotonic()
-                    one.futures.append(future)
-                    self._futures[future.task] = one
-                    future.add_done_callback(self._ended.put)
-            self._take(pool, result)
-            if result.stopped:
-                return
-            if self.options.backup and not more:
-                self._back_up(pool, shipment, result, seed, interval_s, suffix, backed)
-            self._flush_if_due(pool, result)
-
-    def _take(self, pool: FunctionExecutor, result: MapResult) -> None:
-        """Takes outcomes, at least one, if there is one soon."""
-        try:
-            future = self._ended.get(timeout=_LOOK_S)
-        except queue.Empty:
-            return
-        while True:
-            self._absorb(pool, result, future)
-            if result.stopped:
-                return
-            try:
-                future = self._ended.get_nowait()
-            except queue.Empty:
-                return
-
-    def _absorb(self, pool: FunctionExecutor, result: MapResult, future: TaskFuture) -> None:
-        one = self._futures.pop(future.task, None)
-        if one is None or one.is_done:
-            return
-        try:
-            outcome = ItemOutcome(*future.result())
-        except CancelledError:
-            return
-        except TaskFailed as e:
-            if one.copies:  # the other copy may do it
-                one.copies -= 1
-                return
-            failure = Failure(one.number, one.key, str(e), e.tries, e.traceback)
-            if e.lost == "out_of_memory" and _next_size(pool) is not None:
-                self._outgrown.append((one, failure, future))
-            else:
-                self._fail(result, one, failure, future, pool)
-            return
-        one.is_done = True
-        for other in one.futures:
-            if other is not future:
-                other.cancel()
-        self._times.append(future.compute_s)
-        content, text = outcome.data, outcome.text or None
-        refused = outcome.refused
-        if not refused and self._objects is not None:
-            try:
-                text, content = json.dumps(self._objects.put(one.key, (text or "").encode() if content is None else content)), None
-            except UserError as e:
-                refused = str(e)
-        elif not refused and content is not None and self._file is not None:
-            refused = "the result is bytes, which a file of results has not: write --out FOLDER/{key}.ENDING, an object for each item"
-        if refused:
-            self._fail(result, one, Failure(one.number, one.key, refused, future.tries), future, pool, outcome)
-            return
-        result.replaced += outcome.replaced
-        self._record(result, one, future, pool, result_text=text, data=content, outcome=outcome)
-
-    def _fail(
-        self,
-        result: MapResult,
-        one: _Open,
-        failure: Failure,
-        future: TaskFuture,
-        pool: FunctionExecutor,
-        outcome: ItemOutcome | None = None,
-    ) -> None:
-        one.is_done = True
-        if len(result.failures) < 1000:
-            result.failures.append(failure)
-        self._causes[failure.error] += 1
-        self._record(result, one, future, pool, failure=failure, outcome=outcome)
-        self._on_failure(failure)
-        failed = sum(self._causes.values())
-        if self._limit is not None and failed > self._limit:
-            result.stopped, result.cause = (
-                f"{human_count(failed, 'item')} have failed, more than --max-failures {self.options.max_failures}",
-                "failures",
-            )
-        elif self._share is not None and failed > self._share * result.items:
-            result.stopped, result.cause = (
-                f"{failed} of {human_count(result.items, 'item')} have failed, more than --max-failures {self.options.max_failures}",
-                "failures",
-            )
-
-    def _record(
-        self,
-        result: MapResult,
-        one: _Open,
-        future: TaskFuture,
-        pool: FunctionExecutor,
-        *,
-        result_text: str | None = None,
-        data: bytes | None = None,
-        failure: Failure | None = None,
-        outcome: ItemOutcome | None = None,
-    ) -> None:
-        self.table.add(
-            Row(
-                id=one.id,
-                key=_clean(one.key),
-                item=one.item,
-                code=self.callee.version,
-                status="ok" if failure is None else "failed",
-                result=result_text,
-                data=data,
-                error=None if failure is None else _clean(failure.error),
-                traceback=None if failure is None or not failure.traceback else _clean(failure.traceback),
-                attempts=max(1, future.tries),
-                function=future.executor,
-                seconds=future.compute_s,
-                cpu_seconds=0.0 if outcome is None else outcome.cpu_s,
-                memory_mb=None if outcome is None else outcome.memory_mb,
-                cost_usd=_cost(pool.prices, pool.memory_mb, future.compute_s),
-                recorded_at=time.time(),
-            )
-        )
-        result.computed += 1
-        self._done += 1
-
-    def _flush_if_due(self, pool: FunctionExecutor, result: MapResult) -> None:
-        rows, nbytes = self.table.unflushed
-        since_s = time.monotonic() - self._flushed_at
-        is_due = rows and since_s > max(_FLUSH_S, self._flush_s / _FLUSH_SHARE)
-        if is_due or rows >= _FLUSH_ROWS or nbytes >= _FLUSH_BYTES or since_s > BEAT_S:
-            self._flush(pool.folder.name)
-
-    def _flush(self, run: str) -> None:
-        began = time.monotonic()
-        client = replace(present_client(run, done=self._done, of=self._of), code=self.callee.version)
-        self.table.flush(function=self.callee.name, client=client)
-        self._flushed_at = time.monotonic()
-        self._flush_s = self._flushed_at - began
-
-    def _back_up(
-        self, pool: FunctionExecutor, shipment: Any, result: MapResult, seed: int | None, interval_s: float, suffix: str, backed: set[str]
-    ) -> None:
-        """Gives the slowest tasks at the end a copy; the result that comes first counts."""
-        now, idle = time.monotonic(), pool.max_workers - len(self._futures)
-        if idle < 0:
-            self._all_run_at = now  # at the latest: none waits any more
-        if idle <= 0 or len(self._times) < _LEAST_TIMES:
-            return
-        late_s = max(_BACKUP_LEAST_S, _BACKUP_TIMES * statistics.median(self._times))
-        late = [one for one in self._futures.values() if one.name not in backed and now - max(one.began_at, self._all_run_at) > late_s]
-        for one in late[:idle]:
-            backed.add(one.name)
-            call = (one.name, *one.arguments)
-            [copy] = pool.submit_items(shipment, [call], seed=seed, interval_s=interval_s, suffix=f"{suffix}.copy")
-            one.copies += 1
-            one.futures.append(copy)
-            self._futures[copy.task] = one
-            copy.add_done_callback(self._ended.put)
-            result.backups += 1
-
-    def _calls(self, todo: NDArray[np.bool_], has_costs: bool) -> Iterator[_Open]:
-        """Items to compute: of each block the most expensive ones first."""
-        c = self.callee
-        for block in self.source.blocks():
-            wanted = np.flatnonzero(todo[block.first : block.first + len(block.ids)])
-            if has_costs:
-                wanted = wanted[np.argsort(-np.asarray(block.costs)[wanted], kind="stable")]
-            for n in map(int, wanted):
-                yield _open_item(block, n, c)
-
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _conclude(self, result: MapResult, found: Scan, mark: str) -> MapResult:
@@ -581,7 +240,10 @@ class DurableMapJob:
         result._rows = rows
         result.failed, result.missing = int((failed & (rows >= 0)).sum()), int((rows < 0).sum())
         if self._file is not None:
-            self._write(result, rows)
+            try:
+                self._write(result, rows)
+            except JobError as e:
+                result.stopped, result.cause, mark = f"{e}; the results are recorded in {self.table.shown}", "other", ""
         if mark and not result.missing:
             others = [one for one in self.table.state.whole if (one.source, one.code) != (mark, self.callee.version)]
             out = "" if self._file is None or result.refused else _state_of(self._file.path)
@@ -593,8 +255,8 @@ class DurableMapJob:
         """Writes the results in the order of the items; null where there is none."""
         assert self._file is not None
         with self._file.opened():
-            for at in range(0, len(rows), _OUT_ROWS):
-                part = rows[at : at + _OUT_ROWS]
+            for at in range(0, len(rows), PART_ROWS):
+                part = rows[at : at + PART_ROWS]
                 there = np.flatnonzero(part >= 0)
                 texts: list[str | None] = [None] * len(part)
                 for place, text in zip(there, self.table.take(part[there], ("result",)).column(0).to_pylist(), strict=True):
@@ -604,89 +266,12 @@ class DurableMapJob:
                     self._on_failure(Failure(at + n + 1, "", why))
 
 
-@dataclass(slots=True)
-class _Open:
-    """An item that was submitted."""
-
-    number: int
-    id: bytes
-    name: str
-    key: str
-    item: str
-    arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
-    began_at: float = 0.0
-    futures: list[TaskFuture] = field(default_factory=list)
-    copies: int = 0
-    """That may still end, beside one."""
-    is_done: bool = False
-
-
-def _open_item(block: Block, n: int, callee: Callee) -> _Open:
-    id = bytes(block.ids[n])
-    return _Open(block.first + n + 1, id, hex_of(id), block.key(n), block.items[n], arguments_of(block.value(n), callee))
-
-
-def _again(one: _Open) -> _Open:
-    return replace(one, futures=[], copies=0, is_done=False)
-
-
-def _next_size(pool: FunctionExecutor) -> int | None:
-    """Memory of functions that have more of it than those of a pool, at least half as much again; None: there are none."""
-    limits = pool.limits
-    if limits.sizes_mb:
-        return min((size for size in limits.sizes_mb if size >= 1.5 * pool.memory_mb), default=None)
-    size = 2 * pool.memory_mb
-    return size if size <= limits.memory_max_mb else None
-
-
-def _total(bills: Sequence[Bill]) -> Bill | None:
-    """The bill of all executors of a call."""
-    if not bills:
-        return None
-    names = ("cost_usd", "functions_usd", "storage_usd", "invocations", "gb_seconds", "tasks")
-    return replace(bills[-1], **{name: sum(getattr(bill, name) for bill in bills) for name in names})
-
-
-def stop_client(run: str) -> None:
-    """Ends what functions of a run still do whose client was killed.
-
-    Raises:
-        UserError: there is nothing to end.
-    """
-    from ephemeron.runs.verbs import stop
-
-    stop(run, now=True)
-
-
-def _cost(prices: Prices, memory_mb: int, seconds: float) -> float:
-    return prices.functions_usd(seconds * memory_mb / 1024, 0)
-
-
 def _state_of(path: Path) -> str:
     try:
         state = path.stat()
     except OSError:
         return ""
     return f"{state.st_size}-{state.st_mtime_ns}"
-
-
-def _clean(text: str) -> str:
-    """Text that is UTF-8, whatever it was."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _failure_limit(text: str) -> tuple[int | None, float | None]:
-    """Most failures, as a number or as a share of the items."""
-    if not text:
-        return None, None
-    is_share = text.endswith("%")
-    try:
-        value = float(text.removesuffix("%"))
-        if value < 0 or (is_share and value > 100) or (not is_share and value != int(value)):
-            raise ValueError
-    except ValueError:
-        raise JobError(f"max_failures = {text!r} is no limit", remedy="write a number such as 10, or a share such as 5%") from None
-    return (None, value / 100) if is_share else (int(value), None)
 
 
 # -- the function of the package ----------------------------------------------------------------------------------
@@ -792,7 +377,13 @@ def open_map(
         executor["max_workers"] = min(o.max_concurrent, executor.get("max_workers") or o.max_concurrent)
     _check_options(executor)
     if callee is None:
-        function, callee = inspect_callee(function, code=executor.get("code", ()), version=o.code_version, seed=o.seed)
+        function, callee = inspect_callee(
+            function,
+            code=executor.get("code", ()),
+            selection=Selection(include=tuple(executor.get("code_include", ())), exclude=tuple(executor.get("code_exclude", ()))),
+            version=o.code_version,
+            seed=o.seed,
+        )
     source = open_source(items, ItemColumns(key=o.key, cost=o.cost_column, needed=callee.needed), each_file=o.each_file)
     if o.results is not None:
         place = table_place(f"{str(o.results).rstrip('/')}/", "")

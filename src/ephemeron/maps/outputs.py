@@ -36,17 +36,26 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        is_device = path.exists() and not path.is_file()  # which is written as it is
+        self._part = path if is_device else path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Inside, results can be written; afterwards the file is there."""
+        """Inside, results can be written; afterwards the file is there.
+
+        Raises:
+            JobError: it cannot be written.
+        """
         try:
             with self._writing():
                 yield
-            self._part.replace(self.path)
+            if self._part != self.path:
+                self._part.replace(self.path)
+        except OSError as e:
+            raise JobError(f"{self.path} cannot be written: {e.strerror or e}") from None
         finally:
-            self._part.unlink(missing_ok=True)
+            if self._part != self.path:
+                self._part.unlink(missing_ok=True)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

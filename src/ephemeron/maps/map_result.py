@@ -1,0 +1,84 @@
+"""How a durable map has ended, and its results in the order of the items."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ephemeron.executor.session import Bill
+from ephemeron.maps.result_table import ResultTable, Row
+
+PART_ROWS = 50_000
+"""Rows that are read at a time."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """An item without a result."""
+
+    item: int
+    """Number of the item, from 1."""
+    key: str
+    error: str
+    tries: int = 1
+    traceback: str = ""
+
+
+@dataclass(slots=True)
+class MapResult:
+    """How a map has ended.
+
+    Iterating gives the results in the order of the items, as JSON gives them back; None for items that have none.
+    """
+
+    items: int
+    recorded: int
+    """Items that had a row before."""
+    computed: int = 0
+    failed: int = 0
+    """Items whose row is of a failure, those of earlier calls included."""
+    missing: int = 0
+    """Items without a row, since it ended early."""
+    replaced: int = 0
+    """NaN and infinite values of the results that are null."""
+    stopped: str = ""
+    """Why it ended early; empty: it did not."""
+    cause: Literal["", "interrupt", "budget", "failures", "other"] = ""
+    failures: list[Failure] = field(default_factory=list)
+    """The first ones of this call."""
+    run: str = ""
+    """Name of its run; empty: no function was needed."""
+    bill: Bill | None = None
+    backups: int = 0
+    seconds: float = 0.0
+    table: ResultTable | None = None
+    refused: int = 0
+    """Results that the file cannot have."""
+    _rows: NDArray[np.int64] | None = None
+    """Of the table, by item; None: they were not needed."""
+    _find: Callable[[], NDArray[np.int64]] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for rows in self.parts(("result", "data")):
+            for result, data in zip(rows.column("result").to_pylist(), rows.column("data").to_pylist(), strict=True):
+                yield data if data is not None else None if result is None else json.loads(result)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The row of each item, in the order of the items; those without a row are left out."""
+        for part in self.parts():
+            yield from part.to_pylist()
+
+    def parts(self, columns: Sequence[str] = Row._fields) -> Iterator[Any]:
+        """The same as `pyarrow.Table`s."""
+        assert self.table is not None
+        if self._rows is None:
+            assert self._find is not None
+            self._rows = self._find()
+        for at in range(0, len(self._rows), PART_ROWS):
+            rows = self._rows[at : at + PART_ROWS]
+            yield self.table.take(rows[rows >= 0], columns)
