@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from ephemeron.cli.main import main
-from ephemeron.errors import JobError, UserError
 from ephemeron.data.tables.table_file import TableFile
+from ephemeron.errors import JobError, UserError
 from ephemeron.runs import folders
 from ephemeron.training.driver.result import result_of
 

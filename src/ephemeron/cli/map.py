@@ -15,7 +15,7 @@ import click
 from ephemeron.cli.bounds import bounded, code_options, label_option
 from ephemeron.cli.clouds import cloud_settings, place_options, taken
 from ephemeron.cli.predictions import TABLES, dry_run_option, prepared_option, show_left_out, show_prediction
-from ephemeron.cli.runs.commands import detachable
+from ephemeron.cli.runs.commands import ARGUMENTS, detachable
 from ephemeron.config.typed import Count, Positive, plain
 from ephemeron.errors import JobError, UserError
 from ephemeron.units import human_count
@@ -138,6 +138,7 @@ def map_command(
     Exit codes: 0 all items have results, 1 some have none, 2 refused before anything was started, 130 interrupted.
     """
     from ephemeron.config.typed import build
+    from ephemeron.executor.programs import program_here
     from ephemeron.maps.calls import Callee
     from ephemeron.maps.computing import MapOptions
     from ephemeron.maps.durable import open_map
@@ -155,6 +156,7 @@ def map_command(
         callee=None if callee is None else build(Callee, json.loads(callee), where="--callee"),
         on_failure=told.failure,
         on_note=lambda text: click.secho(text, fg="yellow", err=True),
+        program=None if items == "-" else program_here(click.get_current_context().meta[ARGUMENTS]),
     )
     if dry_run:
         found = job.predict(deadline_s=deadline_s)

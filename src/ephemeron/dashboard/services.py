@@ -19,7 +19,7 @@ from ephemeron.data.service.protocol import LIST_FLOWS
 from ephemeron.errors import EphemeronError
 from ephemeron.functions.local import is_hosted
 from ephemeron.functions.tasks.object_keys import QueueKeys, tasks_of
-from ephemeron.runs.folders import RESULT_FILE, RUN_FILE, RunFolder
+from ephemeron.runs.folders import PROGRESS_FILE, RESULT_FILE, RUN_FILE, RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.status import may_be_running, status_of
 from ephemeron.runs.summary import read_summary
@@ -140,6 +140,7 @@ class Tasks:
                 else None,
                 "budget_usd": view.record.budget_usd if view.record else None,
                 "result": {k: result.get(k) for k in ("tasks", "failed", "cancelled")},
+                "items": result.get("details") or (view.folder.read(PROGRESS_FILE) or {}).get("details") or None,
                 "causes": result.get("causes") or [],
                 "functions": [
                     {

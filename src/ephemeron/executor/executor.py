@@ -31,7 +31,7 @@ from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
-from ephemeron.executor.programs import MAP, PROGRAM, DurableMap, TaskNames, opened_again, present_launch, shipped, taken_over
+from ephemeron.executor.programs import PROGRAM, DurableMap, TaskNames, opened_again, present_launch, shipped, taken_over
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
 from ephemeron.executor.shipping import Shipment, Shipper, find_code_of, name_of
@@ -47,7 +47,7 @@ from ephemeron.runs import folders
 from ephemeron.runs.folders import PROGRESS_FILE, RunFolder
 from ephemeron.runs.labels import check_labels
 from ephemeron.runs.lock import hold
-from ephemeron.runs.stop_requests import stop_requested
+from ephemeron.runs.stop_requests import stop_requested, withdraw_stop
 from ephemeron.units import human_count
 
 _log = logging.getLogger(__name__)
@@ -148,6 +148,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         is_given_again = known is not None
         if known is None and durable is not None and durable.again:
             known = opened_again(durable.again)
+            withdraw_stop(known[0])
         self._options, self._secrets, self._limits = admitted(asked, None if known is None else known[1])
         self._run = folders.new_run_id(name) if known is None else known[0].run_id
         prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
@@ -169,9 +170,10 @@ class FunctionExecutor(concurrent.futures.Executor):
             labels=labels,
             is_to_stop=lambda: bool(stop_requested(self._folder)),
             on_change=self._show,
+            durable=durable,
         )
         self._timeout_s, self._tries = timeout_s, retries + 1
-        self._counts = None if durable is None else durable.counts
+        self._durable = durable
         made = shipped(self._folder) if is_given_again else {}
         selection, keys = Selection(include=tuple(code_include), exclude=tuple(code_exclude)), code_keys(self._run)
         if made and platform == "simulated":
@@ -196,7 +198,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             lock=lock,
             secrets=self._secrets,
             header=None if known is None else known[1],
-            payload={} if durable is None else {MAP: {"table": durable.table}},
+            payload={} if durable is None else durable.payload(),
             launch=None if launch is None else partial(launch.begun, shipped=self._shipper.made),
         )
 
@@ -528,12 +530,13 @@ class FunctionExecutor(concurrent.futures.Executor):
 
     def _show(self) -> None:
         s, rate = self._session, self._rate
-        done, of = (s.settled, s.total) if self._counts is None else self._counts()
+        done, of = (s.settled, s.total) if self._durable is None else self._durable.counts()
         self._progress.show(done, of, s.bill().cost_usd, functions=s.functions, note="" if rate is None else rate())
         if (now := time.monotonic()) - self._told_at >= _TOLD_EVERY_S and self.folder.is_dir():
             self._told_at = now
             with contextlib.suppress(OSError):  # other clients see less of it, and nothing else depends on it
-                RunFolder(self.folder).write(PROGRESS_FILE, {"tasks": done, "of": of})
+                more = {} if self._durable is None else {"details": self._durable.details()}
+                RunFolder(self.folder).write(PROGRESS_FILE, {"tasks": done, "of": of, **more})
 
 
 def _in_order(futures: list[TaskFuture], ends_at: float | None, *, chunked: bool) -> Iterator[Any]:

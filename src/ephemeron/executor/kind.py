@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ephemeron import blocking
 from ephemeron.blocking import Interrupts
@@ -38,6 +38,8 @@ class TasksSummary(RunSummary):
     """In all their tries."""
     cancelled: int | None
     """By the user, or because the run was stopped or has failed."""
+    details: Mapping[str, object] = field(default_factory=dict)
+    """Of a durable map: its table of results, its slowest and its failed items, and items per second."""
 
 
 REFUSED = 2

@@ -112,8 +112,7 @@ class Launch:
         for argument, path in self.outputs.items() if is_elsewhere else ():
             outputs[f"{_OUTPUTS}/{path.name}"] = str(path.absolute())
             argv = _with_file(argv, argument, f"{PROGRAM}:{_OUTPUTS}/{path.name}")
-        argv = tuple(option + public_address(value)[0] for option, value in map(_split, argv))  # a header has no secrets
-        program = Program(argv=argv, folder=os.getcwd(), outputs=outputs)
+        program = replace(program_here(argv), outputs=outputs)
         self.run, self.variables = folder, variables
         self.header = replace(header, ends_with_client=False, payload={**header.payload, PROGRAM: plain(program)})
         return self.header
@@ -135,6 +134,11 @@ def check_size(nbytes: int, what: str, platform: str) -> None:
             f"{what} has {human_bytes(nbytes)}, and a run that is driven on {platform} keeps at most {human_bytes(MOST_KEPT)}",
             remedy="leave --detach out, or give it in parts",
         )
+
+
+def program_here(argv: Sequence[str]) -> Program:
+    """A command that is given in the present folder, without the secrets of addresses."""
+    return Program(argv=tuple(option + public_address(value)[0] for option, value in map(_split, argv)), folder=os.getcwd())
 
 
 def _split(argument: str) -> tuple[str, str]:
@@ -217,8 +221,16 @@ class DurableMap:
     """Address of its results, without credentials."""
     counts: Callable[[], tuple[int, int]]
     """Items that have a result, and all of them: what other clients see."""
+    details: Callable[[], Mapping[str, object]] = dict
+    """What else they see, as JSON has it."""
     again: str = ""
     """Run whose client was killed, and whose tasks it goes on with; empty: a new run."""
+    program: Program | None = None
+    """The command, which any client can give again; None: it was started by a program of the user."""
+
+    def payload(self) -> dict[str, Any]:
+        """Of the header of its run."""
+        return {MAP: {"table": self.table}} | ({} if self.program is None else {PROGRAM: plain(self.program)})
 
 
 def survives(header: RunHeader) -> bool:
@@ -255,6 +267,7 @@ def _store_shipments(place: Path, made: Mapping[str, Shipment]) -> None:
 def given_again(folder: RunFolder, program: Program) -> Iterator[subprocess.Popen[bytes]]:
     """A process in which the command of a run is given again. It ends with this one."""
     place = folder.path / PROGRAM
+    place.mkdir(exist_ok=True)
     cwd = program.folder if Path(program.folder).is_dir() and not program.outputs else str(place)
     argv = [
         option + (str(place / value.partition(":")[2]) if value.startswith(f"{PROGRAM}:") else value)

@@ -32,7 +32,7 @@ from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.kind import TasksSummary
 from ephemeron.executor.places import Place, PlaceOptions
-from ephemeron.executor.programs import survives
+from ephemeron.executor.programs import DurableMap, survives
 from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
@@ -110,6 +110,7 @@ class Session:
         labels: of the run; see `runs.labels`.
         is_to_stop: asked while it lives.
         on_change: called after results have come, in this loop.
+        durable: map whose tasks these are.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Session:
         labels: Mapping[str, str] | None = None,
         is_to_stop: Callable[[], bool] = lambda: False,
         on_change: Callable[[], None] = lambda: None,
+        durable: DurableMap | None = None,
     ) -> None:
         self.run, self.options, self.key = run, options, key
         self.budget_usd, self.labels = budget_usd, labels or {}
@@ -138,6 +140,7 @@ class Session:
         """Of the first failure."""
         self._is_to_stop = is_to_stop
         self._on_change = on_change
+        self._durable = durable
         self._batching = Batching(workers=options.max_workers)
         self._arrived: deque[Submission] = deque()
         self._waiting: deque[Submission] = deque()
@@ -248,9 +251,10 @@ class Session:
             budget_usd=self.budget_usd,
             prices=bill.prices,
             causes=(cause,) if cause else (),
-            tasks=self.done - self.failed,
+            tasks=(self.done if self._durable is None else self._durable.counts()[0]) - self.failed,
             failed=self.failed,
             cancelled=self.cancelled,
+            details={} if self._durable is None else self._durable.details(),
         )
 
     def _status(self, error: BaseException | None) -> Literal["finished", "stopped", "failed"]:

@@ -1,7 +1,8 @@
 """The version of a function: a digest of what can change its results, as far as sources tell it.
 
-Of a function of a module: the sources of its module and of those of the user's modules that they import, comments left out, and the files that are sent with them and that
-they name. Of a function of a notebook or a main program: its byte code and what it names. Installed packages and the Python version do not count.
+Of a function of a module: the sources of its module and of those of the user's modules that they import, comments left out, and the
+files that the user has sent with them (`code_include`). Of a function of a notebook or a main program: its byte code and what it names. Other
+files, installed packages and the Python version do not count.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import inspect
 import io
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -58,25 +59,22 @@ def code_version(
     roots = list(
         dict.fromkeys([*([] if is_installed(module) else [folder_of(module, Path.cwd())]), *(folder.resolve() for folder in code)])
     )
-    sources = _sources(module, roots)
-    for name, text in sorted(sources.items()):
+    for name, text in sorted(_sources(module, roots).items()):
         digest.update(f"\0{name}\0".encode() + _without_comments(text))
-    for path in _data(roots, selection, sources.values()):
+    for path in _included(roots, selection):
         digest.update(f"\0{path.name}\0".encode() + hashlib.blake2b(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
-def _data(roots: Sequence[Path], selection: Selection, sources: Iterable[bytes]) -> list[Path]:
-    """Files beside the sources that are sent, and that these name, or a pattern of the user's."""
-    if not roots:
+def _included(roots: Sequence[Path], selection: Selection) -> list[Path]:
+    """Files that are sent since the user names them. What the sources name may be what they write, and does not count."""
+    if not selection.include or not roots:
         return []
-    texts = list(sources)
+    fitted = fitting(roots, selection.include)
     for pattern in selection.include:
-        if pattern not in fitting(roots, selection.include):
+        if pattern not in fitted:
             raise fits_nothing(pattern, roots)
-    added = set(bundled_files(roots, selection)) - set(bundled_files(roots, replace(selection, include=()))) if selection.include else set()
-    others = (path for path in bundled_files(roots, selection) if path.suffix not in (".py", ".pyi"))
-    return [path for path in others if path in added or any(path.name.encode() in text for text in texts)]
+    return sorted(set(bundled_files(roots, selection)) - set(bundled_files(roots, replace(selection, include=()))))
 
 
 # -- functions of modules -----------------------------------------------------------------------------------------

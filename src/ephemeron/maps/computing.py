@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import queue
 import statistics
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from ephemeron.errors import BudgetReached, JobError, RunStopped, TaskFailed, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.futures import TaskFuture
-from ephemeron.executor.programs import DurableMap
+from ephemeron.executor.programs import DurableMap, Program
 from ephemeron.executor.session import Bill
 from ephemeron.executor.shipping import Shipment
 from ephemeron.functions.item_calls import ItemOutcome
@@ -40,10 +41,12 @@ _WINDOW, _WINDOW_PER_FUNCTION = 2_000, 200
 """Items that are submitted and have not ended, at most."""
 _LOOK_S = 0.25
 _BACKUP_TIMES, _BACKUP_LEAST_S = 3.0, 1.0
-"""A task at the end that takes so many times the median of the others, and at least so long, gets a copy."""
-_LEAST_TIMES = 5
+"""Where no task has ended for so many times the median of them, and at least so long, those at the end get a copy."""
+_LEAST_TIMES, _MOST_COPIES = 5, 256
 _MOST_FAILURES = 1000
 """That are kept in memory."""
+_SHOWN = 10
+"""Slowest and failed items that other clients see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,7 @@ class Computing:
         result: of the call, which is filled in.
         counts: items that have a row, and all of them.
         on_failure, on_note: see `map_items`.
+        program: command that another client can give again.
     """
 
     def __init__(
@@ -128,7 +132,9 @@ class Computing:
         counts: tuple[int, int],
         on_failure: Callable[[Failure], None],
         on_note: Callable[[str], None],
+        program: Program | None,
     ) -> None:
+        self._program = program
         self._function, self._callee, self._table, self._options = function, callee, table, options
         self._executor, self._objects, self._takes_bytes, self._result = executor, objects, takes_bytes, result
         self._done, self._of = counts
@@ -142,8 +148,22 @@ class Computing:
         self._outgrown: list[OpenItem] = []
         """Items that need more memory than a function had."""
         self._backed: set[bytes] = set()
-        self._flushed_at = self._flush_s = self._all_run_at = 0.0
+        self._flushed_at = self._flush_s = self._ended_at = 0.0
         self._bills: list[Bill] = []
+        self._began = time.monotonic()
+        self._slowest: list[tuple[float, int, dict[str, object]]] = []
+
+    def _details(self) -> dict[str, object]:
+        """What other clients see."""
+        seconds = max(1e-9, time.monotonic() - self._began)
+        return {
+            "table": self._table.shown,
+            "items": self._of,
+            "recorded": self._result.recorded,
+            "items_per_s": round(self._result.computed / seconds, 3),
+            "slowest": [one for _, _, one in sorted(self._slowest, reverse=True, key=lambda each: each[:2])],
+            "failed": [{"key": one.key, "error": one.error[:300]} for one in self._result.failures[:_SHOWN]],
+        }
 
     def run(self, items: Iterator[OpenItem], *, again: str) -> None:
         """Computes items until all have a row, or it ends early.
@@ -166,7 +186,7 @@ class Computing:
         except BudgetReached as e:
             self._stop(str(e), "budget")
         except RunStopped:
-            self._stop("stopped", "other")
+            self._stop("stopped", "stop")
         finally:
             self._result.bill = _total(self._bills)
 
@@ -175,7 +195,9 @@ class Computing:
 
     def _with_memory(self, items: Iterator[OpenItem], memory_mb: int | None, again: str) -> int | None:
         """Computes items on functions of one size. Returns that of functions for those that need more; None: there are none."""
-        durable = DurableMap(table=self._table.shown, counts=lambda: (self._done, self._of), again=again)
+        durable = DurableMap(
+            table=self._table.shown, counts=lambda: (self._done, self._of), details=self._details, again=again, program=self._program
+        )
         options = {**self._executor, "memory_mb": memory_mb}
         if self._bills and options.get("budget_usd") is not None:
             options["budget_usd"] = max(1e-12, options["budget_usd"] - sum(bill.cost_usd for bill in self._bills))
@@ -249,20 +271,19 @@ class Computing:
                     self._absorb(pool, future)
 
     def _back_up(self, pool: FunctionExecutor, shipment: Shipment) -> None:
-        """Gives the slowest tasks at the end a copy; the result that comes first counts."""
-        now, idle = time.monotonic(), pool.max_workers - len(self._items)
-        if idle < 0:
-            self._all_run_at = now  # at the latest: none waits any more
-        if idle <= 0 or len(self._times) < _LEAST_TIMES:
+        """Gives tasks at the end a copy when none has ended for long; of both the result that comes first counts. Those that share a batch with
+        the slowest one, and may wait for it, are among them."""
+        if len(self._times) < _LEAST_TIMES:
             return
         late_s = max(_BACKUP_LEAST_S, _BACKUP_TIMES * statistics.median(self._times))
-        for one in [
-            one for one in self._items.values() if one.id not in self._backed and now - max(one.began_at, self._all_run_at) > late_s
-        ][:idle]:
+        late = [one for one in self._items.values() if one.id not in self._backed]
+        if not late or time.monotonic() - max(self._ended_at, max(one.began_at for one in late)) < late_s:
+            return
+        for one in late[:_MOST_COPIES]:
             self._backed.add(one.id)
             one.copies += 1
-            self._submit(pool, shipment, [one], ".copy")
-            self._result.backups += 1
+        self._submit(pool, shipment, late[:_MOST_COPIES], ".copy")
+        self._result.backups += len(late[:_MOST_COPIES])
 
     # -- what becomes of an item -------------------------------------------------------------------------------
 
@@ -286,6 +307,7 @@ class Computing:
             if other is not future:
                 other.cancel()
         self._times.append(future.compute_s)
+        self._ended_at = time.monotonic()
         text, data, refused = outcome.text or None, outcome.data, outcome.refused
         if not refused and self._objects is not None:
             try:
@@ -312,6 +334,13 @@ class Computing:
         failure: Failure | None = None,
     ) -> None:
         one.is_done = True
+        cost_usd = _cost(pool.prices, pool.memory_mb, future.compute_s)
+        shown: dict[str, object] = {"key": _clean(one.key), "seconds": round(future.compute_s, 6), "cost_usd": cost_usd}
+        entry = (future.compute_s, -one.number, shown)
+        if len(self._slowest) < _SHOWN:
+            heapq.heappush(self._slowest, entry)
+        else:
+            heapq.heappushpop(self._slowest, entry)
         self._table.add(
             Row(
                 id=one.id,
@@ -328,7 +357,7 @@ class Computing:
                 seconds=future.compute_s,
                 cpu_seconds=0.0 if outcome is None else outcome.cpu_s,
                 memory_mb=None if outcome is None else outcome.memory_mb,
-                cost_usd=_cost(pool.prices, pool.memory_mb, future.compute_s),
+                cost_usd=cost_usd,
                 recorded_at=time.time(),
             )
         )

@@ -25,7 +25,7 @@ from ephemeron.config.paths import home
 from ephemeron.config.typed import near
 from ephemeron.errors import JobError, UserError
 from ephemeron.executor.executor import FunctionExecutor
-from ephemeron.executor.programs import is_going_on, survives
+from ephemeron.executor.programs import Program, is_going_on, survives
 from ephemeron.maps.calls import Callee, inspect_callee
 from ephemeron.maps.computing import Computing, MapOptions, failure_limit, open_items
 from ephemeron.maps.map_result import PART_ROWS, Failure, MapResult
@@ -34,10 +34,11 @@ from ephemeron.maps.prediction import predict_items
 from ephemeron.maps.result_table import SILENT_S, Client, Known, ResultTable, Whole
 from ephemeron.maps.sources import ItemColumns, Scan, Source, open_source, scan
 from ephemeron.runs import folders
-from ephemeron.runs.folders import RESULT_FILE, RunFolder
+from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.lock import is_driven
 from ephemeron.runs.predictions import Prediction
+from ephemeron.runs.summary import read_summary
 from ephemeron.runs.verbs import stop
 from ephemeron.units import human_count, human_seconds, human_usd
 
@@ -60,6 +61,7 @@ class DurableMapJob:
         executor: options of `FunctionExecutor`.
         on_failure: called with each item that has failed.
         on_note: called with lines for the user.
+        program: command that another client can give again.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class DurableMapJob:
         executor: Mapping[str, Any],
         on_failure: Callable[[Failure], None] = lambda failure: None,
         on_note: Callable[[str], None] = lambda text: None,
+        program: Program | None = None,
     ) -> None:
+        self._program = program
         self.function, self.callee, self.source, self.out, self.options = function, callee, source, out, options
         self._executor, self._on_failure, self._on_note = dict(executor), on_failure, on_note
         failure_limit(options.max_failures, 0)
@@ -161,6 +165,7 @@ class DurableMapJob:
                 counts=(found.items - int(todo.sum()), found.items),
                 on_failure=self._on_failure,
                 on_note=self._on_note,
+                program=self._program,
             )
             computing.run(open_items(self.source, self.callee, todo), again=again)
         return self._conclude(result, found, mark)
@@ -212,7 +217,7 @@ class DurableMapJob:
     # -- other clients -----------------------------------------------------------------------------------------
 
     def _other_client(self) -> str:
-        """Waits while another client works on the table; returns a run of this machine whose client was killed, if there is one."""
+        """Waits while another client works on the table; returns a run of this machine that was stopped, or whose client was killed."""
         is_told = False
         while True:
             client = self.table.state.client
@@ -221,8 +226,9 @@ class DurableMapJob:
             folder = RunFolder(folders.runs_folder() / client.run)
             if client.host == socket.gethostname():
                 if not is_driven(folder):
-                    header = read_header(folder)
-                    return client.run if header is not None and survives(header) and not (folder.path / RESULT_FILE).exists() else ""
+                    header, ended = read_header(folder), read_summary(folder)
+                    can_go_on = header is not None and survives(header) and (ended is None or ended.status == "stopped")
+                    return client.run if can_go_on else ""
             elif time.time() - client.seen_at > SILENT_S:
                 return ""
             if not is_told:
@@ -234,8 +240,9 @@ class DurableMapJob:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _conclude(self, result: MapResult, found: Scan, mark: str) -> MapResult:
-        if self.table.unflushed[0] or self.table.state.client.run:
-            self.table.flush(client=Client())
+        client = self.table.state.client
+        if self.table.unflushed[0] or client.run:
+            self.table.flush(client=client if result.cause == "stop" else Client())  # a run that was stopped can be gone on with
         rows, failed = self._known().find(found.ids)
         result._rows = rows
         result.failed, result.missing = int((failed & (rows >= 0)).sum()), int((rows < 0).sum())
@@ -361,12 +368,14 @@ def open_map(
     on_failure: Callable[[Failure], None] = lambda failure: None,
     on_note: Callable[[str], None] = lambda text: None,
     callee: Callee | None = None,
+    program: Program | None = None,
 ) -> DurableMapJob:
     """A map that has not begun; see `map_items`.
 
     Args:
         executor: options of `FunctionExecutor`.
         callee: of a command that is given again, where its function may not be.
+        program: command that another client can give again.
     """
     o, executor = options, {"name": "map", **executor}
     if o.max_per_second is not None and not 0 < o.max_per_second < float("inf"):
@@ -400,6 +409,7 @@ def open_map(
         executor=executor,
         on_failure=on_failure,
         on_note=on_note,
+        program=program,
     )
 
 

@@ -48,7 +48,7 @@ class MapResult:
     """NaN and infinite values of the results that are null."""
     stopped: str = ""
     """Why it ended early; empty: it did not."""
-    cause: Literal["", "interrupt", "budget", "failures", "other"] = ""
+    cause: Literal["", "interrupt", "stop", "budget", "failures", "other"] = ""
     failures: list[Failure] = field(default_factory=list)
     """The first ones of this call."""
     run: str = ""

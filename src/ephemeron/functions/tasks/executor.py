@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -35,6 +35,9 @@ _SLICE_S = 0.05
 _SLICE_TASKS = 64
 _FIRST_PAUSE_S, _GROWTH = 0.01, 2.0
 """Between two looks into an empty queue."""
+_OVERDUE_TIMES, _OVERDUE_S, _OVERDUE_AT_FIRST_S = 10.0, 1.0, 10.0
+"""A slice is overdue after so many times the time of others like it, and at least so many seconds; the last where there were none."""
+_LOOK_S = 0.25
 _GRACE_S = 1.0
 """In which an interrupted task has to end."""
 
@@ -115,7 +118,7 @@ class TaskExecutor:
         self._mean_s = 0.0
         """Of the latest tasks of one function."""
         self._mean_of = ""
-        self._computing = False
+        self._computing = self._is_overdue = False
         self._take_s = 0.0
         self._buffered = 0
         self._changed = asyncio.Event()
@@ -162,6 +165,9 @@ class TaskExecutor:
     async def _feed(self) -> None:
         options, pause_s, idle_since = self._options, _FIRST_PAUSE_S, self._loop.time()
         while not self._stopping and self._loop.time() < self._stop_at:
+            if self._is_overdue:  # what it takes now would wait
+                await self._wait(_LOOK_S)
+                continue
             wanted_s = options.ahead_s + 2 * self._take_s
             backlog_s = len(self._planned) * self._mean_s
             if self._planned and (backlog_s >= wanted_s or not self._mean_s):
@@ -210,6 +216,20 @@ class TaskExecutor:
     async def _may_inherit(self, idle_s: float) -> bool:
         """Whether leases may end that this executor has seen for a while: a new one would have to observe them from the beginning."""
         return idle_s < 2 * self._queue.lease_s and (await self._queue.depth()).leased > 0
+
+    async def _give_back(self) -> None:
+        """Gives back what was taken ahead and has not begun: the task that runs takes far longer than others."""
+        waiting = Counter(planned.lease.batch for planned in self._planned if planned.follower is None)
+        for batch, count in waiting.items():
+            held = self._leases[batch]
+            if count == len(held.lease.tasks) and not held.results and not held.writing:
+                for planned in [planned for planned in self._planned if planned.lease.batch == batch]:
+                    self._planned.remove(planned)
+                    self._buffered -= planned.nbytes
+                    if planned.inputs is not None:
+                        planned.inputs.cancel()
+                del self._leases[batch]
+                await self._queue.release(held.lease)
 
     def _plan(self, leases: Sequence[TaskLease]) -> None:
         for lease in leases:
@@ -330,15 +350,24 @@ class TaskExecutor:
         self._prefetch()
         for planned in chosen:
             self._connect(planned)
-        work, began = ComputeSlice(jobs), self._loop.time()
+        work, began, early = ComputeSlice(jobs), self._loop.time(), 0
+
+        async def overdue() -> None:
+            nonlocal early
+            if chosen[0].follower is None:
+                early, before = len(work.ran), early
+                for planned, one in zip(chosen[before:early], work.ran[before:early], strict=True):
+                    self._finished(planned, one)
+            await self._give_back()
+
         self._computing = True
         try:
-            end = await self._compute_slice(work, chosen[0].task)
+            end = await self._compute_slice(work, chosen[0].task, overdue)
         finally:
-            self._computing = False
+            self._computing = self._is_overdue = False
         took_s = self._loop.time() - began
         self.totals.compute_s += took_s
-        ran, left = end.ran, chosen[len(end.ran) :]
+        ran, left = end.ran, chosen[max(early, len(end.ran)) :]
         if end.interrupted and left:
             why = self._why_interrupted(left[0].task, took_s)
             if why:
@@ -350,7 +379,7 @@ class TaskExecutor:
         if not await self._is_leased(chosen[0]):
             return not end.is_stuck
         looking = self._look_for_follower(chosen[0], ran[0]) if len(chosen) == len(ran) == 1 else None
-        for planned, one in zip(chosen, ran, strict=False):
+        for planned, one in zip(chosen[early:], ran[early:], strict=False):
             self._finished(planned, one)
         self._planned.extendleft(reversed(left))
         if looking is not None and (follower := await looking) is not None:
@@ -415,13 +444,22 @@ class TaskExecutor:
                 self._hold(lease)
             follower.leased.set_result(lease)
 
-    async def _compute_slice(self, work: ComputeSlice, first: TaskSpec) -> _SliceEnd:
-        """Runs a slice, and interrupts it at the time limit of its task, or of this executor."""
+    async def _compute_slice(self, work: ComputeSlice, first: TaskSpec, overdue: Callable[[], Awaitable[None]]) -> _SliceEnd:
+        """Runs a slice, and interrupts it at the time limit of its task, or of this executor. Calls `overdue` once if it takes far longer
+        than others."""
         running = asyncio.ensure_future(self._compute(work, samples=len(work.jobs)))
         limit_s = self._stop_at - self._loop.time()
         if first.timeout_s is not None:
             limit_s = min(limit_s, first.timeout_s)
+        usual_s = self._mean_s * len(work.jobs)
+        overdue_s = max(_OVERDUE_S, _OVERDUE_TIMES * usual_s) if usual_s else _OVERDUE_AT_FIRST_S
         try:
+            if overdue_s < limit_s:
+                await asyncio.wait({running}, timeout=overdue_s)
+                if not running.done():
+                    self._is_overdue = True
+                    await overdue()
+                    limit_s -= overdue_s
             await asyncio.wait({running}, timeout=max(limit_s, 0.0))
             if running.done():
                 return _SliceEnd(await running)
