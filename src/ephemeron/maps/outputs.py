@@ -96,7 +96,7 @@ class RowFile(LineFile):
                 self._columns = self._columns or (RESULT,)
                 self._write_csv()
             return
-        pa = pyarrow()
+        pa = pyarrow("maps")
         from pyarrow import parquet
 
         yield

@@ -161,7 +161,9 @@ class ResultTable:
             ChannelError: the store does not answer.
             DamagedObject: its state cannot be read.
             JobError: it was written by a later release.
+            MissingExtra: pyarrow is not installed.
         """
+        pyarrow("maps")
         return cls(address, latest(address))
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ class ResultTable:
 
     def take(self, rows: Sequence[int] | NDArray[np.int64], columns: Sequence[str]) -> Any:
         """Rows by number over all shards, in the order of the numbers, as a `pyarrow.Table`."""
-        pa = pyarrow()
+        pa = pyarrow("maps")
         wanted = np.asarray(rows, np.int64)
         begins = np.cumsum([0, *(shard.rows for shard in self.state.shards)])
         of = np.searchsorted(begins, wanted, side="right") - 1
@@ -258,7 +260,7 @@ class ResultTable:
         if self._rows:
             shards.append(self._store(_table(self._rows)))
         while (mergeable := _to_merge(shards)) is not None:
-            pa = pyarrow()
+            pa = pyarrow("maps")
             merged = self._store(pa.concat_tables([self._read(shard, _schema().names) for shard in shards[mergeable]]))
             old += [shard.key for shard in shards[mergeable]]
             shards[mergeable] = [merged]
@@ -399,7 +401,7 @@ def _to_merge(shards: Sequence[Shard]) -> slice | None:
 
 
 def _schema() -> Any:
-    pa = pyarrow()
+    pa = pyarrow("maps")
     text = pa.string()
     return pa.schema(
         [
@@ -424,7 +426,7 @@ def _schema() -> Any:
 
 
 def _table(rows: Sequence[Row]) -> Any:
-    pa = pyarrow()
+    pa = pyarrow("maps")
     schema = _schema()
     columns = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
     columns["recorded_at"] = tuple(round(t * 1e6) for t in columns["recorded_at"])

@@ -20,8 +20,11 @@ from ephemeron.errors import MissingExtra
 INDICES, VALUES = ".indices", ".values"
 
 
-def pyarrow() -> Any:
+def pyarrow(extra: str = "preparation") -> Any:
     """The module.
+
+    Args:
+        extra: of this package that installs it.
 
     Raises:
         MissingExtra: it is not installed.
@@ -30,7 +33,7 @@ def pyarrow() -> Any:
         import pyarrow
         import pyarrow.ipc
     except ModuleNotFoundError:
-        raise MissingExtra("pyarrow", "preparation") from None
+        raise MissingExtra("pyarrow", extra) from None
     return pyarrow
 
 
