@@ -268,7 +268,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         Args:
             shipment: of the function; see `shipment`.
             calls: name of each item, 32 hexadecimal digits, and its arguments.
-            seed, interval_s: see `functions.item_calls.call_item`.
+            seed, interval_s: see `functions.tasks.item_calls.call_item`.
             suffix: of the names of the tasks, which tells calls of other code, and later ones, apart.
 
         Returns:

@@ -17,9 +17,9 @@ from ephemeron.config.own_processes import peak_mb
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.functions.entries import PRELOADS
-from ephemeron.functions.item_calls import call_item
 from ephemeron.functions.shipped_code import CodeLoader, Shipped
 from ephemeron.functions.shipped_tasks import code_keys
+from ephemeron.functions.tasks.item_calls import call_item
 from ephemeron.user_code import frames_of, guarded, line_of, unpickled
 
 RUN = "dry-run"

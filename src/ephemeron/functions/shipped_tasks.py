@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ephemeron.errors import ChannelEmptied, JobError
-from ephemeron.functions.item_calls import call_item
 from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, Shipped, dumps
+from ephemeron.functions.tasks.item_calls import call_item
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction, TaskOrder
 from ephemeron.user_code import unpickled

@@ -24,7 +24,7 @@ from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.programs import DurableMap, Program
 from ephemeron.executor.session import Bill
 from ephemeron.executor.shipping import Shipment
-from ephemeron.functions.item_calls import ItemOutcome
+from ephemeron.functions.tasks.item_calls import ItemOutcome
 from ephemeron.maps.calls import Callee, arguments_of
 from ephemeron.maps.map_result import Failure, MapResult
 from ephemeron.maps.outputs import ItemObjects
