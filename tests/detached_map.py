@@ -33,9 +33,8 @@ def check_detached_map(where: Sequence[str], place: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
     monkeypatch.setattr(detached, "CLOUD_BEAT_S", detached.BEAT_S)
-    said = CliRunner().invoke(
-        main, ["map", "words:slow", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "2", *where, "--detach", "--json"]
-    )
+    command = ["map", "words:slow", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "2", *where, "--json"]
+    said = CliRunner().invoke(main, [*command, "--detach"])
     assert said.exit_code == 0, said.output
     run = json.loads(said.output.splitlines()[-1])["run_id"]
     (place / "words.py").unlink()
@@ -51,3 +50,8 @@ def check_detached_map(where: Sequence[str], place: Path, monkeypatch: pytest.Mo
     assert "failed" not in ends, "it was driven there"
     argv = json.loads((result.folder.path / "run.json").read_text())["payload"]["program"]["argv"]
     assert str(place) not in json.dumps(argv)
+    (place / "words.py").write_text(_WORDS)
+    (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(_ITEMS)))
+    again = CliRunner().invoke(main, command)
+    told = json.loads(again.stdout)
+    assert (told["computed"], told["recorded"], told["run_id"]) == (0, _ITEMS, ""), "what functions have driven is recorded for all"

@@ -174,9 +174,9 @@ def map_command(
 
 def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOptions, flags: Mapping[str, Any]) -> None:
     """Has a command that functions are to drive keep what they need."""
+    from ephemeron.communication.channels import public_address
     from ephemeron.data.catalog.files import WILD
     from ephemeron.executor.programs import launch_elsewhere, present_launch
-    from ephemeron.functions.shipped_code import digest_of
     from ephemeron.maps.outputs import is_folder, is_template
 
     launch = present_launch()
@@ -195,10 +195,12 @@ def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOption
         return
     if is_template(out) or is_folder(out):
         raise JobError(f"--out {out} is on this machine, and functions drive the run", remedy="name a file, or a prefix of a bucket")
+    if options.results is None and flags["channel"].partition("://")[0] not in ("s3", "gs", "az"):
+        raise JobError(
+            f"channel {public_address(flags['channel'])[0]} is no place for results that are kept",
+            remedy="add --results s3://bucket/prefix",
+        )
     launch.outputs[out] = Path(out)
-    if options.results is None:
-        name = Path(out).absolute()
-        launch.argv = (*launch.argv, f"--results={flags['channel'].rstrip('/')}/maps/{name.name}-{digest_of(str(name).encode())[:12]}")
 
 
 class _Told:

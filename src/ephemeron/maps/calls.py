@@ -30,8 +30,8 @@ class Callee:
 
 def inspect_callee(
     function: Callable[..., Any] | str, *, code: Sequence[Path] = (), selection: Selection = EVERYTHING, version: str = "", seed: int = 0
-) -> tuple[Callable[..., Any], Callee]:
-    """The function, and what its signature and its sources say.
+) -> Callee:
+    """What the signature and the sources of a function say.
 
     Raises:
         JobError: there is no such function.
@@ -43,7 +43,7 @@ def inspect_callee(
     also = f"seed {seed}" if has_rng else ""
     made = code_version(found, code=[Path(each) for each in code], selection=selection, also=also, given=version)
     name = function if isinstance(function, str) else name_of(found)
-    return found, Callee(name=name, version=made, needed=needed, optional=optional, has_rng=has_rng)
+    return Callee(name=name, version=made, needed=needed, optional=optional, has_rng=has_rng)
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], bool]:

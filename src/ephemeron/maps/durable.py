@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from ephemeron.config.typed import near
 from ephemeron.errors import JobError, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.programs import Program, is_going_on, survives
+from ephemeron.functions.registry import CLOUDS
 from ephemeron.maps.calls import Callee, inspect_callee
 from ephemeron.maps.computing import Computing, MapOptions, failure_limit, open_items
 from ephemeron.maps.map_result import PART_ROWS, Failure, MapResult
@@ -386,7 +388,7 @@ def open_map(
         executor["max_workers"] = min(o.max_concurrent, executor.get("max_workers") or o.max_concurrent)
     _check_options(executor)
     if callee is None:
-        function, callee = inspect_callee(
+        callee = inspect_callee(
             function,
             code=executor.get("code", ()),
             selection=Selection(include=tuple(executor.get("code_include", ())), exclude=tuple(executor.get("code_exclude", ()))),
@@ -394,23 +396,31 @@ def open_map(
             seed=o.seed,
         )
     source = open_source(items, ItemColumns(key=o.key, cost=o.cost_column, needed=callee.needed), each_file=o.each_file)
-    if o.results is not None:
-        place = table_place(f"{str(o.results).rstrip('/')}/", "")
-    else:
-        own = home() / "maps" / f"{callee.name.replace(':', '.')}-{_digest(callee.name, source.name, str(o.key))}"
-        place = table_place(None if out is None else str(out), str(own))
+    own = home() / "maps" / f"{callee.name.replace(':', '.')}-{_digest(callee.name, source.name, str(o.key))}"
     return DurableMapJob(
         function,
         callee,
         source,
         out=None if out is None else str(out),
-        place=place,
+        place=_place_of(None if out is None else str(out), o, callee, executor, str(own)),
         options=o,
         executor=executor,
         on_failure=on_failure,
         on_note=on_note,
         program=program,
     )
+
+
+def _place_of(out: str | None, options: MapOptions, callee: Callee, executor: Mapping[str, Any], own: str) -> str:
+    """Address of the table of results: as the user says; of a file whose items are computed on a cloud, in the store that functions reach too, so that
+    they can drive the map; else beside the destination."""
+    if options.results is not None:
+        return table_place(f"{str(options.results).rstrip('/')}/", "")
+    channel = str(executor.get("channel") or "folder")
+    is_shared = channel.partition("://")[0] in ("s3", "gs", "az")
+    if out is not None and executor.get("platform") in CLOUDS and is_shared and not is_template(out) and not is_folder(out):
+        return f"{channel.rstrip('/')}/maps/{quote(callee.name.replace(':', '.'), safe='')}-{quote(Path(out).name, safe='')}"
+    return table_place(out, own)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
