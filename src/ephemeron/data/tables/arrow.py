@@ -31,6 +31,7 @@ def pyarrow(extra: str = "preparation") -> Any:
     """
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.ipc
     except ModuleNotFoundError:
         raise MissingExtra("pyarrow", extra) from None
