@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -365,3 +366,31 @@ def test_the_slowest_task_gets_a_copy(here):
     sys.modules.pop("late", None)
     assert list(result) == list(range(41))
     assert result.backups > 0
+
+
+def test_a_simulation_ends_when_its_mean_is_known(here):
+    (here / "dice.py").write_text("def throw(n, rng=None):\n    return {'eyes': int(rng.integers(1, 7)), 'n': n}\n")
+    options = {"out": "dice.jsonl", "platform": "simulated", "max_workers": 2, "progress": False, "estimate": "eyes"}
+    result = map_items("dice:throw", range(20_000), until_width=0.5, **options)
+    assert (result.cause, result.stopped) == ("enough", "")
+    eyes = [value["eyes"] for value in result if value is not None]
+    assert result.estimate.count == len(eyes) == result.computed < 20_000
+    assert result.estimate.mean == pytest.approx(np.mean(eyes))
+    assert result.estimate.width == pytest.approx(2 * 1.959964 * np.std(eyes, ddof=1) / len(eyes) ** 0.5)
+    assert result.estimate.width <= 0.5
+    again = map_items("dice:throw", range(20_000), until_width=0.5, **options)
+    assert (again.computed, again.estimate.count, again.cause) == (0, len(eyes), "enough")
+    more = map_items("dice:throw", range(20_000), until_width="10%", **options)
+    assert more.computed > 0
+    assert more.estimate.width <= 0.1 * more.estimate.mean
+    ran = CliRunner().invoke(
+        main,
+        ["map", "dice:throw", "--items", "n.jsonl", "--out", "o.jsonl", "--until-width", "x"]
+        if (here / "n.jsonl").write_text("1\n")
+        else [],
+    )
+    assert (ran.exit_code, "until_width = 'x' is no width" in ran.stderr) == (2, True)
+    wrong = map_items("dice:throw", range(5), until_width=1, **{**options, "out": "w.jsonl", "estimate": "eye"})
+    assert wrong.failed == 5
+    assert "has no 'eye', which is to be estimated" in wrong.failures[0].error
+    sys.modules.pop("dice", None)

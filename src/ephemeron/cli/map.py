@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -97,6 +98,12 @@ def _refused_chunks(context: click.Context, option: click.Parameter, value: str 
     help="Seconds in which it is to be done: the number and memory of functions are chosen, by calling the function with some items here.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the argument `rng`, if the function has it.")
+@click.option(
+    "--until-width",
+    metavar="WIDTH|P%",
+    help="End when the confidence interval (95 %) of the mean of the results is as narrow: a number, or a share of the mean.",
+)
+@click.option("--estimate", metavar="NAME", help="Part of the results whose mean that is.  [default: they are numbers]")
 @click.option("--chunksize", hidden=True, callback=_refused_chunks, expose_value=False)
 @click.option("--callee", hidden=True)
 @click.option(
@@ -230,7 +237,7 @@ class _Told:
 
 def _report(result: MapResult, out: str, began: float, *, as_json: bool) -> None:
     """Prints how a map has ended, and ends the command."""
-    bill, bad = result.bill, result.failed + result.missing + result.refused
+    bill, bad = result.bill, result.failed + result.refused + (0 if result.cause == "enough" else result.missing)
     assert result.table is not None
     if result.replaced:
         click.secho(f"{human_count(result.replaced, 'number')} of the results were NaN or infinite, and are null", fg="yellow", err=True)
@@ -245,6 +252,8 @@ def _report(result: MapResult, out: str, began: float, *, as_json: bool) -> None
         paid = "no function was needed" if bill is None else str(bill)
         before = f", {result.recorded} of them recorded before" if result.recorded else ""
         click.echo(f"{have - result.refused} results in {out}{before}; {paid}", err=True)
+        if result.estimate is not None:
+            click.echo(f"{result.estimate}{': enough' if result.cause == 'enough' else ', which is less precise than wanted'}", err=True)
         if result.failed and not result.failures:
             click.secho(
                 f"{human_count(result.failed, 'item')} failed before; --retry-failed computes them again, and {result.table.shown} has the errors",
@@ -252,6 +261,7 @@ def _report(result: MapResult, out: str, began: float, *, as_json: bool) -> None
                 err=True,
             )
     if as_json:
+        e = result.estimate
         document = {
             "items": result.items,
             "written": have - result.refused,
@@ -263,6 +273,7 @@ def _report(result: MapResult, out: str, began: float, *, as_json: bool) -> None
             "results": result.table.shown,
             "run_id": result.run,
             "backups": result.backups,
+            "estimate": None if e is None else {"mean": e.mean, "width": e.width if math.isfinite(e.width) else None, "results": e.count},
             "seconds": round(time.monotonic() - began, 3),
             "cost_usd": 0.0 if bill is None else bill.cost_usd,
             "invocations": 0 if bill is None else bill.invocations,

@@ -529,7 +529,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         self._driver.wake()
 
     def _show(self) -> None:
-        s, rate = self._session, self._rate
+        s, rate = self._session, self._rate if self._durable is None else self._durable.note
         done, of = (s.settled, s.total) if self._durable is None else self._durable.counts()
         self._progress.show(done, of, s.bill().cost_usd, functions=s.functions, note="" if rate is None else rate())
         if (now := time.monotonic()) - self._told_at >= _TOLD_EVERY_S and self.folder.is_dir():

@@ -223,6 +223,8 @@ class DurableMap:
     """Items that have a result, and all of them: what other clients see."""
     details: Callable[[], Mapping[str, object]] = dict
     """What else they see, as JSON has it."""
+    note: Callable[[], str] = str
+    """Text for the progress bar."""
     again: str = ""
     """Run whose client was killed, and whose tasks it goes on with; empty: a new run."""
     program: Program | None = None

@@ -66,6 +66,8 @@ class MapOptions:
     max_per_second: float | None = None
     max_concurrent: int | None = None
     seed: int = 0
+    until_width: float | str | None = None
+    estimate: str | None = None
 
 
 @dataclass(slots=True)
@@ -147,6 +149,7 @@ class Computing:
         self._times: deque[float] = deque(maxlen=1000)
         self._outgrown: list[OpenItem] = []
         """Items that need more memory than a function had."""
+        self._estimate = result.estimate
         self._backed: set[bytes] = set()
         self._flushed_at = self._flush_s = self._ended_at = 0.0
         self._bills: list[Bill] = []
@@ -163,7 +166,12 @@ class Computing:
             "items_per_s": round(self._result.computed / seconds, 3),
             "slowest": [one for _, _, one in sorted(self._slowest, reverse=True, key=lambda each: each[:2])],
             "failed": [{"key": one.key, "error": one.error[:300]} for one in self._result.failures[:_SHOWN]],
+            "estimate": "" if self._estimate is None else str(self._estimate),
         }
+
+    def _note(self) -> str:
+        """For the progress bar."""
+        return "" if self._estimate is None else str(self._estimate)
 
     def run(self, items: Iterator[OpenItem], *, again: str) -> None:
         """Computes items until all have a row, or it ends early.
@@ -176,7 +184,7 @@ class Computing:
         try:
             while True:
                 memory_mb = self._with_memory(items, memory_mb, again)
-                if memory_mb is None or self._result.stopped:
+                if memory_mb is None or self._result.cause:
                     break
                 self._on_note(f"{human_count(len(self._outgrown), 'item')} needed more memory: once more with {memory_mb} MB")
                 items, again = iter([replace(one, futures=[], copies=0) for one in self._outgrown]), ""
@@ -196,7 +204,12 @@ class Computing:
     def _with_memory(self, items: Iterator[OpenItem], memory_mb: int | None, again: str) -> int | None:
         """Computes items on functions of one size. Returns that of functions for those that need more; None: there are none."""
         durable = DurableMap(
-            table=self._table.shown, counts=lambda: (self._done, self._of), details=self._details, again=again, program=self._program
+            table=self._table.shown,
+            counts=lambda: (self._done, self._of),
+            details=self._details,
+            note=self._note,
+            again=again,
+            program=self._program,
         )
         options = {**self._executor, "memory_mb": memory_mb}
         if self._bills and options.get("budget_usd") is not None:
@@ -209,7 +222,7 @@ class Computing:
                 self._table.remove_strays()
                 self._flush(pool)
                 self._stream(pool, shipment, items)
-                if self._result.stopped:
+                if self._result.cause:
                     pool.shutdown(cancel_futures=True)
         finally:
             self._bills.append(pool.bill())
@@ -224,7 +237,7 @@ class Computing:
                 more = bool(part)
                 self._submit(pool, shipment, part)
             self._take(pool)
-            if self._result.stopped:
+            if self._result.cause:
                 return
             if self._options.backup and not more:
                 self._back_up(pool, shipment)
@@ -258,7 +271,7 @@ class Computing:
             future = self._ended.get(timeout=_LOOK_S)
             while True:
                 self._absorb(pool, future)
-                if self._result.stopped:
+                if self._result.cause:
                     return
                 future = self._ended.get_nowait()
 
@@ -316,11 +329,15 @@ class Computing:
                 refused = str(e)
         elif data is not None and not self._takes_bytes:
             refused = "the result is bytes, which a file of results has not: write --out 'FOLDER/{key}.ENDING', an object for each item"
+        if not refused and self._estimate is not None:
+            refused = self._estimate.add(text or "null")
         if refused:
             self._record(pool, one, future, outcome, failure=Failure(one.number, one.key, refused, future.tries))
             return
         self._result.replaced += outcome.replaced
         self._record(pool, one, future, outcome, text=text, data=data)
+        if self._estimate is not None and self._estimate.is_enough:
+            self._stop("", "enough")
 
     def _record(
         self,

@@ -30,6 +30,7 @@ from ephemeron.executor.programs import Program, is_going_on, survives
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.maps.calls import Callee, inspect_callee
 from ephemeron.maps.computing import Computing, MapOptions, failure_limit, open_items
+from ephemeron.maps.estimate import Estimate
 from ephemeron.maps.map_result import PART_ROWS, Failure, MapResult
 from ephemeron.maps.outputs import ItemObjects, LineFile, check_file, is_folder, is_template, open_output, table_place
 from ephemeron.maps.prediction import predict_items
@@ -84,6 +85,8 @@ class DurableMapJob:
         self.function, self.callee, self.source, self.out, self.options = function, callee, source, out, options
         self._executor, self._on_failure, self._on_note = dict(executor), on_failure, on_note
         failure_limit(options.max_failures, 0)
+        if options.until_width is not None:
+            Estimate(options.until_width)
         self._file: LineFile | None = None
         self._objects: ItemObjects | None = None
         if out is not None and is_template(out):
@@ -142,7 +145,8 @@ class DurableMapJob:
         return result
 
     def _run(self) -> MapResult:
-        mark = self.source.fingerprint() if not self.options.only else ""
+        o = self.options
+        mark = "" if o.only or o.until_width is not None else self.source.fingerprint()
         again = self._other_client()
         whole = self._whole(mark)
         if whole is not None and self._is_written(whole):
@@ -150,6 +154,10 @@ class DurableMapJob:
         found = scan(self.source)
         todo = self._todo(found)
         result = MapResult(items=found.items, recorded=int((self._known().find(found.ids)[0] >= 0).sum()), table=self.table)
+        if o.until_width is not None:
+            result.estimate = self._recorded_estimate(found)
+            if result.estimate.is_enough:
+                result.cause, todo = "enough", np.zeros(len(todo), bool)
         if again and not (todo.any() and self.table.state.client.code == self.callee.version):
             with contextlib.suppress(UserError):  # its functions compute what is not wanted any more
                 stop(again, now=True)
@@ -171,6 +179,18 @@ class DurableMapJob:
             )
             computing.run(open_items(self.source, self.callee, todo), again=again)
         return self._conclude(result, found, mark)
+
+    def _recorded_estimate(self, found: Scan) -> Estimate:
+        """Of the results that there are."""
+        assert self.options.until_width is not None
+        estimate = Estimate(self.options.until_width, part=self.options.estimate)
+        rows, failed = self._known().find(found.ids)
+        wanted = rows[(rows >= 0) & ~failed & found.is_first]
+        for at in range(0, len(wanted), PART_ROWS):
+            for text in self.table.take(wanted[at : at + PART_ROWS], ("result",)).column(0).to_pylist():
+                if text is not None:
+                    estimate.add(text)
+        return estimate
 
     def _rows(self) -> NDArray[np.int64]:
         """Number of the row of each item."""
@@ -304,6 +324,8 @@ def map_items(
     max_per_second: float | None = None,
     max_concurrent: int | None = None,
     seed: int = 0,
+    until_width: float | str | None = None,
+    estimate: str | None = None,
     deadline_s: float | None = None,
     on_failure: Callable[[Failure], None] = lambda failure: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -330,6 +352,9 @@ def map_items(
         max_per_second: calls begun in a second by all functions together, at most.
         max_concurrent: functions at once, at most.
         seed: of `rng`.
+        until_width: of the confidence interval (95 %) of the mean of the results, a number or a share such as `"1%"`, at which it is enough: no further
+            item is begun.
+        estimate: part of the results, if they are dicts, whose mean that is.
         deadline_s: in which it is to be done: the number and memory of functions are chosen, by calling the function with some items here.
         on_failure, on_note: called with each item that fails, and with lines for the user.
         options: of `FunctionExecutor`.
@@ -353,6 +378,8 @@ def map_items(
         max_per_second=max_per_second,
         max_concurrent=max_concurrent,
         seed=seed,
+        until_width=until_width,
+        estimate=estimate,
     )
     job = open_map(function, items, out=out, options=chosen, executor=options, on_failure=on_failure, on_note=on_note)
     if deadline_s is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.executor.session import Bill
+from ephemeron.maps.estimate import Estimate
 from ephemeron.maps.result_table import ResultTable, Row
 
 PART_ROWS = 50_000
@@ -48,13 +49,15 @@ class MapResult:
     """NaN and infinite values of the results that are null."""
     stopped: str = ""
     """Why it ended early; empty: it did not."""
-    cause: Literal["", "interrupt", "stop", "budget", "failures", "other"] = ""
+    cause: Literal["", "enough", "interrupt", "stop", "budget", "failures", "other"] = ""
     failures: list[Failure] = field(default_factory=list)
     """The first ones of this call."""
     run: str = ""
     """Name of its run; empty: no function was needed."""
     bill: Bill | None = None
     backups: int = 0
+    estimate: Estimate | None = None
+    """Of the results of this call, with `until_width`; they include those of earlier calls."""
     seconds: float = 0.0
     table: ResultTable | None = None
     refused: int = 0
