@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import signal
 import subprocess
@@ -166,3 +167,26 @@ def test_the_next_executor_removes_what_a_killed_client_has_left(home, valkey_se
     summary = read_summary(RunFolder(folder))
     assert (summary.status, summary.causes) == ("interrupted", ("its client was killed",))
     assert summary.invocations == 1
+
+
+MODULE = """
+class Shifted:
+    def __init__(self, x, by):
+        self.x, self.by = x, by
+
+    def value(self):
+        return self.x + self.by
+"""
+
+
+def test_modules_of_which_only_arguments_have_classes_are_sent(tmp_path, monkeypatch):
+    (tmp_path / "mods").mkdir()
+    (tmp_path / "mods" / "only_in_arguments.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path / "mods"))
+    from only_in_arguments import Shifted
+
+    asked = operator.methodcaller("value")  # of a module of Python, which is not sent
+    with FunctionExecutor(max_workers=1, retries=0) as executor:
+        assert list(executor.map(asked, [Shifted(n, 10) for n in range(3)])) == [10, 11, 12]
+        assert executor.submit(list, [Shifted(1, 1)]).result()[0].value() == 2
+        assert executor.map_reduce(asked, [Shifted(n, 0) for n in range(10)], max, fan_in=3).result() == 9

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
-from ephemeron.functions.shipped_code import PLAIN, digest_of, dumps
+from ephemeron.functions.shipped_code import PLAIN, Apart, digest_of, dumps
 
 INLINE_BYTES = 32_768
 """Larger arguments are objects of their own."""
@@ -45,6 +45,8 @@ class ArgumentPickler:
 
     def __init__(self, prefix: str, shared: Shared, items: Sequence[tuple[Any, ...]] = (), *, what: str) -> None:
         self._prefix, self._shared, self._items, self._what = prefix, shared, items, what
+        self.modules: set[str] = set()
+        """Names of the modules whose classes and functions the arguments until now name."""
         counts = Counter(id(value) for item in items for value in item if type(value) not in PLAIN or _is_long(value))
         self._sent: dict[int, tuple[str, memoryview] | None] = {}
         """Of arguments of several tasks, what they are sent as; None: in their places."""
@@ -57,7 +59,7 @@ class ArgumentPickler:
             JobError: they cannot be pickled.
         """
         if not self._several:
-            payload = dumps(arguments, what=self._what)
+            payload = self._dumps(arguments)
             if len(payload) <= INLINE_BYTES:
                 return Arguments(payload=payload, inputs=(), objects={})
         found: dict[str, memoryview] = {}
@@ -74,19 +76,22 @@ class ArgumentPickler:
             held[id(value)] = value, number
             return number
 
-        payload = dumps(arguments, what=self._what, apart=apart)
+        payload = self._dumps(arguments, apart)
         if len(payload) > INLINE_BYTES:
             key, data = self._stored(payload)
             return Arguments(payload=b"", inputs=(key, *found), objects={key: data, **found})
         return Arguments(payload=payload, inputs=tuple(found), objects={**found})
 
+    def _dumps(self, value: object, apart: Apart | None = None) -> bytes:
+        return dumps(value, what=self._what, apart=apart, modules=self.modules)
+
     def _apart(self, value: object) -> tuple[str, memoryview] | None:
         if id(value) in self._several:
             if id(value) not in self._sent:
-                data = dumps(value, what=self._what)
+                data = self._dumps(value)
                 self._sent[id(value)] = self._stored(data) if len(data) > INLINE_BYTES else None
             return self._sent[id(value)]
-        return self._stored(dumps(value, what=self._what)) if _is_long(value) else None
+        return self._stored(self._dumps(value)) if _is_long(value) else None
 
     def _stored(self, data: bytes) -> tuple[str, memoryview]:
         key = f"{self._prefix}{digest_of(data)}"

@@ -34,7 +34,7 @@ from ephemeron.executor.places import PlaceOptions, address_of, admitted
 from ephemeron.executor.programs import PROGRAM, TaskNames, present_launch, shipped, taken_over
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
-from ephemeron.executor.shipping import Shipment, Shipper, find_code_of, name_of
+from ephemeron.executor.shipping import Shipment, Shipper, TaskCode, find_code_of, name_of
 from ephemeron.executor.trees import grow
 from ephemeron.functions.deployed_packages import check_extra, check_modules
 from ephemeron.functions.shipped_code import digest_of
@@ -206,9 +206,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         Raises:
             JobError: the function or an argument cannot be sent; named.
         """
-        shipment = self._shipper.ship(fn)
-        pickler = self._pickler(shipment)
-        return self._submit([self._one(shipment, f"call {shipment.reference}", (args, kwargs), pickler)])[0]
+        code = TaskCode(self._shipper, fn)
+        return self._submit([self._one("call", code, (args, kwargs), self._pickler(code))])[0]
 
     def map(
         self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
@@ -235,14 +234,14 @@ class FunctionExecutor(concurrent.futures.Executor):
             raise JobError(f"chunksize = {chunksize} is below 1")
         if not iterables:
             raise JobError("map has no items", remedy="give a function and one or more iterables")
-        shipment = self._shipper.ship(fn)
+        code = TaskCode(self._shipper, fn)
         items = list(zip(*iterables))  # noqa: B905 - as `map` does: it ends with the shortest
-        pickler = self._pickler(shipment, items)
+        pickler = self._pickler(code, items)
         if chunksize == 1:
-            made = [self._one(shipment, f"call {shipment.reference}", (item, {}), pickler) for item in items]
+            made = [self._one("call", code, (item, {}), pickler) for item in items]
         else:
             parts = (items[at : at + chunksize] for at in range(0, len(items), chunksize))
-            made = [self._one(shipment, f"chunk {shipment.reference}", part, pickler) for part in parts]
+            made = [self._one("chunk", code, part, pickler) for part in parts]
         return self._submit(made)
 
     def reduce(self, fn: Callable[[Any, Any], Any] | str, items: Iterable[Any], *, fan_in: int = 8) -> TaskFuture:
@@ -278,12 +277,11 @@ class FunctionExecutor(concurrent.futures.Executor):
         every = [(item,) for item in items]
         if not every:
             raise JobError("there are no items to combine", remedy="give at least one")
-        shipment, combining = self._shipper.ship(fn), self._shipper.ship(combine)
-        form = f"fold {shipment.reference} {combining.reference}"
+        code, combining = TaskCode(self._shipper, fn), self._shipper.ship(combine)
         parts = [every[at : at + chunksize] for at in range(0, len(every), chunksize)]
-        pickler = self._pickler(shipment, every)
-        leaves = [self._one(shipment, form, part, pickler, more=combining) for part in parts]
-        name = self._names.name("r", form.encode(), *(leaf.spec.id.encode() for leaf in leaves))
+        pickler = self._pickler(code, every)
+        leaves = [self._one("fold", code, part, pickler, more=combining) for part in parts]
+        name = self._names.name("r", *(leaf.spec.id.encode() for leaf in leaves))
         tree = grow(
             [leaf.spec for leaf in leaves],
             lambda id, inputs: self._spec(id, f"combine {combining.reference}", inputs=inputs),
@@ -457,13 +455,15 @@ class FunctionExecutor(concurrent.futures.Executor):
     def _spec(self, id: str, function: str, *, payload: bytes = b"", inputs: tuple[str, ...] = ()) -> TaskSpec:
         return TaskSpec(id=id, function=function, payload=payload, inputs=inputs, timeout_s=self._timeout_s, max_tries=self._tries)
 
-    def _pickler(self, shipment: Shipment, items: Sequence[tuple[Any, ...]] = ()) -> ArgumentPickler:
-        return ArgumentPickler(f"{self._run}.in/", self._shared, items, what=f"an argument of {shipment.name}")
+    def _pickler(self, code: TaskCode, items: Sequence[tuple[Any, ...]] = ()) -> ArgumentPickler:
+        return ArgumentPickler(f"{self._run}.in/", self._shared, items, what=f"an argument of {code.name}")
 
     def _one(
-        self, shipment: Shipment, function: str, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None
+        self, form: str, task_code: TaskCode, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None
     ) -> Submission:
         made = pickler.pickled(arguments)
+        shipment = task_code.with_modules(pickler.modules)
+        function = " ".join([form, shipment.reference, *([] if more is None else [more.reference])])
         id = self._names.name("t", function.encode(), made.payload, *(key.encode() for key in made.inputs))
         code = {**shipment.objects, **({} if more is None else more.objects)}
         objects = {key: self._shared.setdefault(key, memoryview(data)) for key, data in code.items()}
