@@ -1,16 +1,18 @@
 """Arguments of tasks as pickles, with large values apart: what many tasks are given is pickled, stored and fetched once.
 
-Arrays, bytes and text above `INLINE_BYTES`, wherever they are in the arguments, and any argument that several tasks of a `map` are given, become
-objects of their own, named by their content. In their place the pickle has a number.
+Arrays, bytes and text above `INLINE_BYTES`, wherever they are in the arguments, any argument that several tasks of a `map` are given, and any
+large argument of a `submit`, become objects of their own, named by their content. In their place the pickle has a number.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 from weakref import WeakValueDictionary
+
+import xxhash
 
 from ephemeron.functions.shipped_code import PLAIN, Apart, digest_of, dumps
 
@@ -18,8 +20,26 @@ INLINE_BYTES = 32_768
 """Larger arguments are objects of their own."""
 
 
-Shared: TypeAlias = WeakValueDictionary[str, memoryview]
-"""Contents of objects by key, which tasks that wait to be published share."""
+class SharedArguments:
+    """What the pickles of all arguments of an executor have in common."""
+
+    def __init__(self) -> None:
+        self.contents: WeakValueDictionary[str, memoryview] = WeakValueDictionary()
+        """Of objects by key, which tasks that wait to be published share."""
+        self.large: set[int] = set()
+        """Ids of arguments that were large. One that was freed costs a look at the value that has its id now."""
+        self._keys: dict[bytes, str] = {}
+
+    def stored(self, prefix: str, data: bytes) -> tuple[str, memoryview]:
+        """Key and content of an object. That of a content which was seen before takes a tenth of the time."""
+        quick = xxhash.xxh3_128_digest(data)
+        key = self._keys.get(quick)
+        if key is None:
+            key = self._keys[quick] = f"{prefix}{digest_of(data)}"
+        known = self.contents.get(key)
+        if known is None:
+            known = self.contents[key] = memoryview(data)
+        return key, known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +58,12 @@ class ArgumentPickler:
 
     Args:
         prefix: of keys.
-        shared: objects that wait to be published, by key.
-        items: arguments of all the tasks. They are not changed while this exists.
+        shared: of the executor.
+        items: arguments of all the tasks of a `map`. They are not changed while this exists.
         what: for errors.
     """
 
-    def __init__(self, prefix: str, shared: Shared, items: Sequence[tuple[Any, ...]] = (), *, what: str) -> None:
+    def __init__(self, prefix: str, shared: SharedArguments, items: Sequence[tuple[Any, ...]] = (), *, what: str) -> None:
         self._prefix, self._shared, self._items, self._what = prefix, shared, items, what
         self.modules: set[str] = set()
         """Names of the modules whose classes and functions the arguments until now name."""
@@ -52,13 +72,17 @@ class ArgumentPickler:
         """Of arguments of several tasks, what they are sent as; None: in their places."""
         self._several = {value for value, count in counts.items() if count > 1}
 
-    def pickled(self, arguments: object) -> Arguments:
+    def pickled(self, arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | Sequence[tuple[Any, ...]]) -> Arguments:
         """Arguments of one task.
+
+        Args:
+            arguments: positional ones and those by name, or positional ones of several calls.
 
         Raises:
             JobError: they cannot be pickled.
         """
-        if not self._several:
+        values = _values(arguments)
+        if not self._several and not any(_is_long(value) or id(value) in self._shared.large for value in values):
             payload = self._dumps(arguments)
             if len(payload) <= INLINE_BYTES:
                 return Arguments(payload=payload, inputs=(), objects={})
@@ -77,6 +101,10 @@ class ArgumentPickler:
             return number
 
         payload = self._dumps(arguments, apart)
+        if len(payload) > INLINE_BYTES and self._found_large(values):
+            found.clear()
+            held.clear()
+            payload = self._dumps(arguments, apart)
         if len(payload) > INLINE_BYTES:
             key, data = self._stored(payload)
             return Arguments(payload=b"", inputs=(key, *found), objects={key: data, **found})
@@ -91,14 +119,32 @@ class ArgumentPickler:
                 data = self._dumps(value)
                 self._sent[id(value)] = self._stored(data) if len(data) > INLINE_BYTES else None
             return self._sent[id(value)]
-        return self._stored(self._dumps(value)) if _is_long(value) else None
+        if _is_long(value) or id(value) in self._shared.large:
+            data = self._dumps(value)
+            return self._stored(data) if len(data) > INLINE_BYTES else None
+        return None
+
+    def _found_large(self, values: Sequence[Any]) -> bool:
+        """Whether arguments of a `submit` are large beside their arrays and texts: others of its tasks may be given them, too."""
+        before = len(self._shared.large)
+        if not self._items:
+            there = {id(value): value for value in values if type(value) not in PLAIN and not _is_long(value)}
+            self._shared.large.update(at for at, value in there.items() if len(self._dumps(value, _left_out)) > INLINE_BYTES)
+        return len(self._shared.large) > before
 
     def _stored(self, data: bytes) -> tuple[str, memoryview]:
-        key = f"{self._prefix}{digest_of(data)}"
-        known = self._shared.get(key)
-        if known is None:
-            known = self._shared[key] = memoryview(data)
-        return key, known
+        return self._shared.stored(self._prefix, data)
+
+
+def _values(arguments: Any) -> list[Any]:
+    if type(arguments) is tuple:
+        positional, named = arguments
+        return [*positional, *named.values()]
+    return [value for each in arguments for value in each]
+
+
+def _left_out(value: object) -> tuple[int, int] | None:
+    return (0, 0) if _is_long(value) else None
 
 
 def _is_long(value: Any) -> bool:

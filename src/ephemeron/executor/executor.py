@@ -21,12 +21,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
-from weakref import WeakValueDictionary
 
 from ephemeron.config.code_bundle import Selection
 from ephemeron.errors import JobError
 from ephemeron.events import Traffic
-from ephemeron.executor.arguments import ArgumentPickler, Shared
+from ephemeron.executor.arguments import ArgumentPickler, SharedArguments
 from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
@@ -177,8 +176,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             made=made,
             check=partial(check_modules, limits=self._limits, platform=platform),
         )
-        self._shared: Shared = WeakValueDictionary()
-        """Contents of objects of tasks that wait to be published."""
+        self._shared = SharedArguments()
         self._names = TaskNames(by_content=known is not None or launch is not None)
         self._closed = False
         self._lock = threading.Lock()
@@ -458,15 +456,13 @@ class FunctionExecutor(concurrent.futures.Executor):
     def _pickler(self, code: TaskCode, items: Sequence[tuple[Any, ...]] = ()) -> ArgumentPickler:
         return ArgumentPickler(f"{self._run}.in/", self._shared, items, what=f"an argument of {code.name}")
 
-    def _one(
-        self, form: str, task_code: TaskCode, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None
-    ) -> Submission:
+    def _one(self, form: str, task_code: TaskCode, arguments: Any, pickler: ArgumentPickler, *, more: Shipment | None = None) -> Submission:
         made = pickler.pickled(arguments)
         shipment = task_code.with_modules(pickler.modules)
         function = " ".join([form, shipment.reference, *([] if more is None else [more.reference])])
         id = self._names.name("t", function.encode(), made.payload, *(key.encode() for key in made.inputs))
         code = {**shipment.objects, **({} if more is None else more.objects)}
-        objects = {key: self._shared.setdefault(key, memoryview(data)) for key, data in code.items()}
+        objects = {key: self._shared.contents.setdefault(key, memoryview(data)) for key, data in code.items()}
         spec = self._spec(id, function, payload=made.payload, inputs=made.inputs)
         return Submission(spec=spec, future=self._future(id, shipment.name), objects={**objects, **made.objects})
 
