@@ -135,6 +135,29 @@ def test_a_program_without_a_file_and_with_a_running_loop(home):
     assert ran.stdout.splitlines() == ["[11, 12]", "23"]
 
 
+LEFT = """
+import pathlib, sys
+import ephemeron
+
+pool = ephemeron.FunctionExecutor(max_workers=1)
+pool.submit(abs, 1).result()
+pool.submit(pathlib.Path(sys.argv[1]).touch)
+pool.shutdown(wait=False)
+del pool
+"""
+
+
+def test_a_program_ends_after_the_tasks_of_an_executor_that_it_does_not_wait_for(home, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-", str(tmp_path / "mark")], input=LEFT, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (tmp_path / "mark").exists()
+    [folder] = folders.all_runs()
+    assert read_summary(folder).status == "finished"
+    assert not folder.objects.exists()
+
+
 KILLED = """
 import os, signal, sys
 import ephemeron
