@@ -304,7 +304,8 @@ class DatasetUnreachable(DatasetError):
 
 
 class TaskFailed(EphemeronError):
-    """A task raised in every try, or every function that began it died. `traceback` is that of the task's own code."""
+    """A task raised in every try, or every function that began it died. `traceback` is that of the task's own code, `__cause__` what it
+    raised, where that is an `Exception` that can be pickled there and read here."""
 
     def __init__(self, text: str, *, task: str, traceback: str = "", tries: int = 1) -> None:
         super().__init__(text)

@@ -7,7 +7,7 @@
     node OPEN DIGEST     a node of a graph that functions compute: OPEN, a coroutine function, makes the `ShippedGraph` of a signed object
 
 References are those of `shipped_code.CodeLoader`. A large payload is the first input instead; the other inputs are parts of it
-that were sent apart. Results are pickles. Everything comes
+that were sent apart. Results are pickles, and so are exceptions of tasks that can be pickled. Everything comes
 through a channel that has verified it.
 """
 
@@ -18,10 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ephemeron.errors import ChannelEmptied, JobError
+from ephemeron.errors import ChannelEmptied, JobError, UserError
 from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, Shipped, dumps
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction, TaskOrder
+from ephemeron.functions.tasks.result_store import INLINE_BYTES
 from ephemeron.user_code import unpickled
 
 
@@ -74,6 +75,13 @@ class ShippedResolver(Resolver):
             raise JobError(f"no task of the form {form!r}")
         run, shipped = _FORMS[form], [await self._loader.load(name) for name in names.split(" ")]
         return lambda task, inputs: run(shipped, task, inputs)
+
+    def encode_error(self, error: Exception) -> bytes:
+        try:
+            data = dumps(error, what="the exception")
+        except UserError:
+            return b""
+        return data if len(data) <= INLINE_BYTES else b""
 
     async def _open_graph(self, reference: str, digest: str) -> ShippedGraph:
         opener, key = await self._loader.load(reference), graph_key(self._run, digest)

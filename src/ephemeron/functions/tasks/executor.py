@@ -319,7 +319,7 @@ class TaskExecutor:
                 continue
             try:
                 inputs = await (planned.inputs or self._fetch(planned))
-                jobs.append(Job(planned.task, await self._resolved(planned.task.function), inputs))
+                jobs.append(Job(planned.task, await self._resolved(planned.task.function), inputs, self._resolver.encode_error))
                 chosen.append(planned)
             except Exception as e:  # noqa: BLE001 - code and inputs are the user's
                 error, trace = failure(e)
@@ -470,7 +470,13 @@ class TaskExecutor:
                 ran = Ran(error=f"{type(e).__name__}: {e}", compute_s=ran.compute_s)
         if stored is None:
             failed = TaskResult(
-                id=task.id, status="failed", error=ran.error, traceback=ran.traceback, executor=self._name, compute_s=ran.compute_s
+                id=task.id,
+                status="failed",
+                data=ran.data,
+                error=ran.error,
+                traceback=ran.traceback,
+                executor=self._name,
+                compute_s=ran.compute_s,
             )
             stored = StoredResult(failed)
         if not held.results:
