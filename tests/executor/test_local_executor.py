@@ -54,6 +54,14 @@ def test_functions_of_modules_closures_and_large_values(home):
     assert not folder.objects.exists(), "nothing is left of its tasks"
 
 
+def test_functions_use_the_instructions_that_the_client_has_chosen(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.setenv("UNKNOWN_TO_FUNCTIONS", "1")
+    with FunctionExecutor(max_workers=1) as executor:
+        seen = executor.submit(lambda: [os.environ.get(name) for name in ("MKL_CBWR", "UNKNOWN_TO_FUNCTIONS")]).result()
+    assert seen == ["COMPATIBLE", None]
+
+
 parent = os.getpid()
 
 
