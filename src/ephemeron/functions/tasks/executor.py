@@ -23,7 +23,9 @@ from ephemeron.functions.tasks.compute_slice import ComputeSlice, Job, Ran, Task
 from ephemeron.functions.tasks.executor_options import ExecutorOptions, ExecutorTotals
 from ephemeron.functions.tasks.followers import Follower, Followers, Following
 from ephemeron.functions.tasks.model import TaskEdge, TaskLease, TaskResult, TaskSpec
+from ephemeron.functions.tasks.object_places import is_placed
 from ephemeron.functions.tasks.queue import TaskQueue
+from ephemeron.functions.tasks.repeated_inputs import RepeatedInputs
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
 from ephemeron.functions.tasks.result_store import StoredResult, TaskOutputs, stored_result
 from ephemeron.user_code import failure
@@ -106,8 +108,7 @@ class TaskExecutor:
         self._functions: dict[str, asyncio.Task[TaskFunction]] = {}
         self._inputs: WeakValueDictionary[str, memoryview] = WeakValueDictionary()
         """Of tasks that are planned or running: what many tasks have is fetched once, as long as one follows the other."""
-        self._repeated: memoryview | None = None
-        """The latest of them that two tasks had: others will."""
+        self._repeated = RepeatedInputs(self._options.keep_bytes)
         self._fetching: dict[str, asyncio.Event] = {}
         self._edges: dict[str, asyncio.Task[Sequence[TaskEdge]]] = {}
         """By task that has begun: its edges are being added."""
@@ -257,9 +258,9 @@ class TaskExecutor:
         """An input, which tasks that are planned or running may have already, or be fetching."""
         while (held := self._inputs.get(key)) is None and key in self._fetching:
             await self._fetching[key].wait()
-        if held is not None:
-            self._repeated = held
-        else:
+        if held is None:
+            held = self._repeated.get(key)
+        if held is None:
             self._fetching[key] = asyncio.Event()
             try:
                 held = await self._channel.fetch(key)
@@ -267,6 +268,8 @@ class TaskExecutor:
                     self._inputs[key] = held
             finally:
                 self._fetching.pop(key).set()
+        if held is not None and not is_placed(key):
+            self._repeated.used(key, held)
         return held
 
     async def _resolved(self, function: str) -> TaskFunction:
