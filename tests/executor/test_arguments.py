@@ -180,6 +180,20 @@ def test_objects_that_differ_but_for_a_large_array_share_it():
     assert [got[0][0]["words"] for _, got in made] == [0, 1, 2, 3]
 
 
+def test_arrays_that_are_too_large_together_are_stored_once_where_they_are_repeated():
+    shared = SharedArguments()
+    fixed = [np.arange(3000) + n for n in range(2)]  # 24 kB each
+    made = [made_of(shared, n, fixed, np.full(2000, n)) for n in range(5)]
+    assert [(got[0][0], got[0][2][0]) for _, got in made] == [(n, n) for n in range(5)]
+    assert all(np.array_equal(got[0][1], fixed) for _, got in made)
+    assert [len(each.inputs) for each, _ in made] == [1, 2, 2, 2, 2]
+    assert all(15_000 < len(each.payload) < 20_000 for each, _ in made[1:])
+    assert not {key for each, _ in made[1:] for key in each.inputs} & set(made[0][0].inputs)
+    assert len({each.inputs for each, _ in made[1:]}) == 1
+    alone, _ = made_of(shared, fixed[0])
+    assert alone.inputs == ()
+
+
 def test_large_objects_are_found_again_where_functions_run():
     with pool() as executor:
         futures = [executor.submit(lambda table, n: table.words[n], Table("a"), n) for n in range(3)]

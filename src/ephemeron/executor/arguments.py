@@ -18,6 +18,8 @@ from ephemeron.functions.shipped_code import PLAIN, Apart, digest_of, dumps
 
 INLINE_BYTES = 32_768
 """Larger arguments are objects of their own."""
+_REPEATED_BYTES = 4_096
+"""So are arrays, bytes and text that are larger than this, where they are repeated, and the arguments are too large with them."""
 
 
 class SharedArguments:
@@ -29,6 +31,14 @@ class SharedArguments:
         self.large: set[int] = set()
         """Ids of arguments that were large. One that was freed costs a look at the value that has its id now."""
         self._keys: dict[bytes, str] = {}
+        self._seen: set[bytes] = set()
+
+    def is_repeated(self, data: bytes) -> bool:
+        """Whether it was asked for such a content before."""
+        quick = xxhash.xxh3_128_digest(data)
+        seen = quick in self._seen
+        self._seen.add(quick)
+        return seen
 
     def stored(self, prefix: str, data: bytes) -> tuple[str, memoryview]:
         """Key and content of an object. That of a content which was seen before takes a tenth of the time."""
@@ -87,12 +97,13 @@ class ArgumentPickler:
             if len(payload) <= INLINE_BYTES:
                 return Arguments(payload=payload, inputs=(), objects={})
         found: dict[str, memoryview] = {}
+        closely = False
         held: dict[int, tuple[Any, tuple[int, int]]] = {}  # values of this task, which keep their ids meanwhile
 
         def apart(value: object) -> tuple[int, int] | None:
             if id(value) in held:
                 return held[id(value)][1]
-            at = self._apart(value)
+            at = self._apart(value, closely)
             if at is None:
                 return None
             found[at[0]] = at[1]
@@ -101,9 +112,11 @@ class ArgumentPickler:
             return number
 
         payload = self._dumps(arguments, apart)
-        if len(payload) > INLINE_BYTES and self._found_large(values):
+        if len(payload) > INLINE_BYTES and not self._items:
+            self._note_large(values)
             found.clear()
             held.clear()
+            closely = True
             payload = self._dumps(arguments, apart)
         if len(payload) > INLINE_BYTES:
             key, data = self._stored(payload)
@@ -113,7 +126,7 @@ class ArgumentPickler:
     def _dumps(self, value: object, apart: Apart | None = None) -> bytes:
         return dumps(value, what=self._what, apart=apart, modules=self.modules)
 
-    def _apart(self, value: object) -> tuple[str, memoryview] | None:
+    def _apart(self, value: object, closely: bool) -> tuple[str, memoryview] | None:
         if id(value) in self._several:
             if id(value) not in self._sent:
                 data = self._dumps(value)
@@ -122,15 +135,15 @@ class ArgumentPickler:
         if _is_long(value) or id(value) in self._shared.large:
             data = self._dumps(value)
             return self._stored(data) if len(data) > INLINE_BYTES else None
+        if closely and _is_long(value, _REPEATED_BYTES):
+            data = self._dumps(value)
+            return self._stored(data) if self._shared.is_repeated(data) else None
         return None
 
-    def _found_large(self, values: Sequence[Any]) -> bool:
-        """Whether arguments of a `submit` are large beside their arrays and texts: others of its tasks may be given them, too."""
-        before = len(self._shared.large)
-        if not self._items:
-            there = {id(value): value for value in values if type(value) not in PLAIN and not _is_long(value)}
-            self._shared.large.update(at for at, value in there.items() if len(self._dumps(value, _left_out)) > INLINE_BYTES)
-        return len(self._shared.large) > before
+    def _note_large(self, values: Sequence[Any]) -> None:
+        """Notes arguments of a `submit` that are large beside their arrays and texts: the next ones may have them, too."""
+        there = {id(value): value for value in values if type(value) not in PLAIN and not _is_long(value, _REPEATED_BYTES)}
+        self._shared.large.update(at for at, value in there.items() if len(self._dumps(value, _left_out)) > INLINE_BYTES)
 
     def _stored(self, data: bytes) -> tuple[str, memoryview]:
         return self._shared.stored(self._prefix, data)
@@ -144,13 +157,13 @@ def _values(arguments: Any) -> list[Any]:
 
 
 def _left_out(value: object) -> tuple[int, int] | None:
-    return (0, 0) if _is_long(value) else None
+    return (0, 0) if _is_long(value, _REPEATED_BYTES) else None
 
 
-def _is_long(value: Any) -> bool:
+def _is_long(value: Any, limit: int = INLINE_BYTES) -> bool:
     kind = type(value)
     if kind is str or kind is bytes or kind is bytearray:
-        return len(value) > INLINE_BYTES
+        return len(value) > limit
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        return bool(value.nbytes > INLINE_BYTES and not value.dtype.hasobject)
+        return bool(value.nbytes > limit and not value.dtype.hasobject)
     return False
