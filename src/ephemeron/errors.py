@@ -304,8 +304,9 @@ class DatasetUnreachable(DatasetError):
 
 
 class TaskFailed(EphemeronError):
-    """A task raised in every try, or every function that began it died. `traceback` is that of the task's own code, `lost` the status with which
-    the latest function ended that died with it, where that is known."""
+    """A task raised in every try, or every function that began it died. `traceback` is that of the task's own code, `__cause__` what it
+    raised, where that is an `Exception` that can be pickled there and read here; `lost` the status with which the latest function ended that died
+    with it, where that is known."""
 
     def __init__(self, text: str, *, task: str, traceback: str = "", tries: int = 1, lost: str = "") -> None:
         super().__init__(text)

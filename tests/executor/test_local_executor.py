@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import signal
 import subprocess
@@ -51,6 +52,14 @@ def test_functions_of_modules_closures_and_large_values(home):
     assert (summary.status, summary.invocations) == ("finished", bill.invocations)
     assert summary.cost_usd >= bill.cost_usd, "functions have ended after it"
     assert not folder.objects.exists(), "nothing is left of its tasks"
+
+
+def test_functions_use_the_instructions_that_the_client_has_chosen(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.setenv("UNKNOWN_TO_FUNCTIONS", "1")
+    with FunctionExecutor(max_workers=1) as executor:
+        seen = executor.submit(lambda: [os.environ.get(name) for name in ("MKL_CBWR", "UNKNOWN_TO_FUNCTIONS")]).result()
+    assert seen == ["COMPATIBLE", None]
 
 
 parent = os.getpid()
@@ -134,6 +143,29 @@ def test_a_program_without_a_file_and_with_a_running_loop(home):
     assert ran.stdout.splitlines() == ["[11, 12]", "23"]
 
 
+LEFT = """
+import pathlib, sys
+import ephemeron
+
+pool = ephemeron.FunctionExecutor(max_workers=1)
+pool.submit(abs, 1).result()
+pool.submit(pathlib.Path(sys.argv[1]).touch)
+pool.shutdown(wait=False)
+del pool
+"""
+
+
+def test_a_program_ends_after_the_tasks_of_an_executor_that_it_does_not_wait_for(home, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-", str(tmp_path / "mark")], input=LEFT, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (tmp_path / "mark").exists()
+    [folder] = folders.all_runs()
+    assert read_summary(folder).status == "finished"
+    assert not folder.objects.exists()
+
+
 KILLED = """
 import os, signal, sys
 import ephemeron
@@ -166,3 +198,26 @@ def test_the_next_executor_removes_what_a_killed_client_has_left(home, valkey_se
     summary = read_summary(RunFolder(folder))
     assert (summary.status, summary.causes) == ("interrupted", ("its client was killed",))
     assert summary.invocations == 1
+
+
+MODULE = """
+class Shifted:
+    def __init__(self, x, by):
+        self.x, self.by = x, by
+
+    def value(self):
+        return self.x + self.by
+"""
+
+
+def test_modules_of_which_only_arguments_have_classes_are_sent(tmp_path, monkeypatch):
+    (tmp_path / "mods").mkdir()
+    (tmp_path / "mods" / "only_in_arguments.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path / "mods"))
+    from only_in_arguments import Shifted
+
+    asked = operator.methodcaller("value")  # of a module of Python, which is not sent
+    with FunctionExecutor(max_workers=1, retries=0) as executor:
+        assert list(executor.map(asked, [Shifted(n, 10) for n in range(3)])) == [10, 11, 12]
+        assert executor.submit(list, [Shifted(1, 1)]).result()[0].value() == 2
+        assert executor.map_reduce(asked, [Shifted(n, 0) for n in range(10)], max, fan_in=3).result() == 9

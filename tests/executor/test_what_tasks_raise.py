@@ -65,6 +65,10 @@ RAISED = {
 }
 
 
+CAUSES = {"RecursionError": "RecursionError", "ZeroDivisionError": "ExceptionGroup"}
+"""Of those: others are no exceptions that a future can hold, cannot be pickled or read, or are too large."""
+
+
 def raise_named(name):
     raise RAISED[name]
 
@@ -81,7 +85,35 @@ def test_every_future_ends_with_what_its_task_raised(retries):
             assert len(str(found.value)) < 1_100
             assert "in raise_named" in found.value.traceback, name
             assert "in _call" not in found.value.traceback, name
+            cause = found.value.__cause__
+            assert type(cause).__name__ == CAUSES.get(name, "NoneType"), name
         assert [future.result(60) for future in going] == [divmod(7, n + 1) for n in range(20)]
+
+
+class Refused(ValueError):
+    """One that the caller catches, with what it needs."""
+
+    def __init__(self, code, seen):
+        super().__init__(code, seen)
+        self.code, self.seen = code, seen
+
+
+@pytest.mark.parametrize("platform", ["simulated", pytest.param("local", marks=pytest.mark.slow)])
+def test_what_a_task_raised_is_the_cause_of_its_failure(platform):
+    def refuses(code):
+        try:
+            raise KeyError("inner")
+        except KeyError as e:
+            refused = Refused(code, {"a": 1})
+            refused.add_note("noted")
+            raise refused from e
+
+    with FunctionExecutor(platform, max_workers=1, retries=0) as pool, pytest.raises(TaskFailed) as found:
+        pool.submit(refuses, 404).result(100)
+    cause = found.value.__cause__
+    assert isinstance(cause, Refused)
+    assert (cause.code, cause.seen, cause.__notes__) == (404, {"a": 1}, ["noted"])
+    assert "KeyError: 'inner'" in found.value.traceback
 
 
 def test_results_and_arguments_that_raise_where_they_are_pickled_and_read():

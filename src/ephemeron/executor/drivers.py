@@ -39,12 +39,12 @@ _QUIET_S = 0.02
 
 
 _open: WeakSet[Driver] = WeakSet()
-"""Those that nobody has closed."""
+"""Those of which a thread may run."""
 
 
 def _close_all() -> None:
     for driver in list(_open):
-        driver.close(cancel=True)
+        driver.close(cancel=not driver.is_closing)
 
 
 # Before thread pools refuse work, as the pools of `concurrent.futures` themselves do: what `atexit` calls comes too late for functions to be ended.
@@ -83,6 +83,8 @@ class Driver(ABC):
         self._name, self._lock, self._header, self._launch = name, lock, header, launch
         self._payload = payload or {}
         self._is_launched = False
+        self.is_closing = False
+        """It ends when its tasks have results; no task comes any more."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         """Why the session has ended early."""
@@ -137,16 +139,17 @@ class Driver(ABC):
             self._thread.start()
 
     def close(self, *, cancel: bool, wait: bool = True) -> None:
-        """Ends the session when its tasks have results, or now.
+        """Ends the session when its tasks have results, or now. The program ends after it.
 
         Args:
             cancel: cancel the tasks that have none.
             wait: return when all is ended.
         """
-        _open.discard(self)
+        self.is_closing = True
         if self._process != os.getpid():
             return
         if self._thread is None:
+            _open.discard(self)
             self._lock.close()
             if not self._is_launched and self._header is None:
                 shutil.rmtree(self._folder.path, ignore_errors=True)
@@ -156,6 +159,7 @@ class Driver(ABC):
         self._end()
         if wait:
             self._thread.join()
+            _open.discard(self)
 
     @abstractmethod
     def wake(self) -> None:

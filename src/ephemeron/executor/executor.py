@@ -21,12 +21,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
-from weakref import WeakValueDictionary
 
 from ephemeron.config.code_bundle import Selection
 from ephemeron.errors import JobError
 from ephemeron.events import Traffic
-from ephemeron.executor.arguments import ArgumentPickler, Shared
+from ephemeron.executor.arguments import ArgumentPickler, SharedArguments
 from ephemeron.executor.drivers import driver_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
@@ -34,7 +33,7 @@ from ephemeron.executor.places import PlaceOptions, address_of, admitted
 from ephemeron.executor.programs import PROGRAM, DurableMap, TaskNames, opened_again, present_launch, shipped, taken_over
 from ephemeron.executor.progress import ProgressBar
 from ephemeron.executor.session import Bill, Session, Submission
-from ephemeron.executor.shipping import Shipment, Shipper, find_code_of, name_of
+from ephemeron.executor.shipping import Shipment, Shipper, TaskCode, find_code_of, name_of
 from ephemeron.executor.trees import grow
 from ephemeron.functions.base import Limits
 from ephemeron.functions.deployed_packages import check_extra, check_modules
@@ -185,8 +184,7 @@ class FunctionExecutor(concurrent.futures.Executor):
             made=made,
             check=partial(check_modules, limits=self._limits, platform=platform),
         )
-        self._shared: Shared = WeakValueDictionary()
-        """Contents of objects of tasks that wait to be published."""
+        self._shared = SharedArguments()
         self._names = TaskNames(by_content=known is not None or launch is not None)
         self._closed = False
         self._lock = threading.Lock()
@@ -215,9 +213,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         Raises:
             JobError: the function or an argument cannot be sent; named.
         """
-        shipment = self._shipper.ship(fn)
-        pickler = self._pickler(shipment)
-        return self._submit([self._one(shipment, f"call {shipment.reference}", (args, kwargs), pickler)])[0]
+        code = TaskCode(self._shipper, fn)
+        return self._submit([self._one("call", code, (args, kwargs), self._pickler(code))])[0]
 
     def map(
         self, fn: Callable[..., Any] | str, *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
@@ -244,19 +241,19 @@ class FunctionExecutor(concurrent.futures.Executor):
             raise JobError(f"chunksize = {chunksize} is below 1")
         if not iterables:
             raise JobError("map has no items", remedy="give a function and one or more iterables")
-        shipment = self._shipper.ship(fn)
+        code = TaskCode(self._shipper, fn)
         items = list(zip(*iterables))  # noqa: B905 - as `map` does: it ends with the shortest
-        pickler = self._pickler(shipment, items)
+        pickler = self._pickler(code, items)
         if chunksize == 1:
-            made = [self._one(shipment, f"call {shipment.reference}", (item, {}), pickler) for item in items]
+            made = [self._one("call", code, (item, {}), pickler) for item in items]
         else:
             parts = (items[at : at + chunksize] for at in range(0, len(items), chunksize))
-            made = [self._one(shipment, f"chunk {shipment.reference}", part, pickler) for part in parts]
+            made = [self._one("chunk", code, part, pickler) for part in parts]
         return self._submit(made)
 
     def submit_items(
         self,
-        shipment: Shipment,
+        code: TaskCode,
         calls: Sequence[tuple[str, tuple[Any, ...], Mapping[str, Any]]],
         *,
         seed: int | None = None,
@@ -266,7 +263,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         """Tasks of a durable map, which are recognised by their names when another process goes on with its run.
 
         Args:
-            shipment: of the function; see `shipment`.
+            code: of the function; see `task_code`.
             calls: name of each item, 32 hexadecimal digits, and its arguments.
             seed, interval_s: see `functions.tasks.item_calls.call_item`.
             suffix: of the names of the tasks, which tells calls of other code, and later ones, apart.
@@ -277,9 +274,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         Raises:
             JobError: an item cannot be sent.
         """
-        pickler = self._pickler(shipment)
-        form = f"item {shipment.reference}"
-        return self._submit([self._one(shipment, form, (*call, seed, interval_s), pickler, id=f"i{call[0]}{suffix}") for call in calls])
+        pickler = self._pickler(code)
+        return self._submit([self._one("item", code, ((*call, seed, interval_s), {}), pickler, id=f"i{call[0]}{suffix}") for call in calls])
 
     def reduce(self, fn: Callable[[Any, Any], Any] | str, items: Iterable[Any], *, fan_in: int = 8) -> TaskFuture:
         """Combines items by an associative function of two arguments, in a tree of tasks; order is kept.
@@ -314,12 +310,11 @@ class FunctionExecutor(concurrent.futures.Executor):
         every = [(item,) for item in items]
         if not every:
             raise JobError("there are no items to combine", remedy="give at least one")
-        shipment, combining = self._shipper.ship(fn), self._shipper.ship(combine)
-        form = f"fold {shipment.reference} {combining.reference}"
+        code, combining = TaskCode(self._shipper, fn), self._shipper.ship(combine)
         parts = [every[at : at + chunksize] for at in range(0, len(every), chunksize)]
-        pickler = self._pickler(shipment, every)
-        leaves = [self._one(shipment, form, part, pickler, more=combining) for part in parts]
-        name = self._names.name("r", form.encode(), *(leaf.spec.id.encode() for leaf in leaves))
+        pickler = self._pickler(code, every)
+        leaves = [self._one("fold", code, part, pickler, more=combining) for part in parts]
+        name = self._names.name("r", *(leaf.spec.id.encode() for leaf in leaves))
         tree = grow(
             [leaf.spec for leaf in leaves],
             lambda id, inputs: self._spec(id, f"combine {combining.reference}", inputs=inputs),
@@ -354,6 +349,10 @@ class FunctionExecutor(concurrent.futures.Executor):
     def shipment(self, function: Callable[..., Any] | str) -> Shipment:
         """A function as `run_graph` sends it; see `submit`."""
         return self._shipper.ship(function)
+
+    def task_code(self, function: Callable[..., Any] | str) -> TaskCode:
+        """A function as `submit_items` sends it; see `submit`."""
+        return TaskCode(self._shipper, function)
 
     def run_graph(
         self,
@@ -498,16 +497,18 @@ class FunctionExecutor(concurrent.futures.Executor):
     def _spec(self, id: str, function: str, *, payload: bytes = b"", inputs: tuple[str, ...] = ()) -> TaskSpec:
         return TaskSpec(id=id, function=function, payload=payload, inputs=inputs, timeout_s=self._timeout_s, max_tries=self._tries)
 
-    def _pickler(self, shipment: Shipment, items: Sequence[tuple[Any, ...]] = ()) -> ArgumentPickler:
-        return ArgumentPickler(f"{self._run}.in/", self._shared, items, what=f"an argument of {shipment.name}")
+    def _pickler(self, code: TaskCode, items: Sequence[tuple[Any, ...]] = ()) -> ArgumentPickler:
+        return ArgumentPickler(f"{self._run}.in/", self._shared, items, what=f"an argument of {code.name}")
 
     def _one(
-        self, shipment: Shipment, function: str, arguments: object, pickler: ArgumentPickler, *, more: Shipment | None = None, id: str = ""
+        self, form: str, task_code: TaskCode, arguments: Any, pickler: ArgumentPickler, *, more: Shipment | None = None, id: str = ""
     ) -> Submission:
         made = pickler.pickled(arguments)
+        shipment = task_code.with_modules(pickler.modules)
+        function = " ".join([form, shipment.reference, *([] if more is None else [more.reference])])
         id = id or self._names.name("t", function.encode(), made.payload, *(key.encode() for key in made.inputs))
         code = {**shipment.objects, **({} if more is None else more.objects)}
-        objects = {key: self._shared.setdefault(key, memoryview(data)) for key, data in code.items()}
+        objects = {key: self._shared.contents.setdefault(key, memoryview(data)) for key, data in code.items()}
         spec = self._spec(id, function, payload=made.payload, inputs=made.inputs)
         return Submission(spec=spec, future=self._future(id, shipment.name), objects={**objects, **made.objects})
 

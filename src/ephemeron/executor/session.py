@@ -527,6 +527,7 @@ class Session:
                     text = f"{text} (lastly {end.error or end.status})"
                 lost = "" if end is None else end.status
                 failed = TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries, lost=lost)
+                failed.__cause__ = _raised(result)
                 future.set_exception(failed)
                 self._failed(future)
             else:
@@ -583,3 +584,14 @@ class Session:
         ends_at = loop.time() + _LAST_S
         while self._running and loop.time() < ends_at:  # noqa: ASYNC110 - events come from another process, which has no event
             await asyncio.sleep(FIRST_POLL_S)
+
+
+def _raised(result: TaskResult) -> Exception | None:
+    """What a task has raised; None: it could not be pickled, or this process has no such class."""
+    if not result.data:
+        return None
+    try:
+        raised = unpickled(result.data)
+    except Exception:  # noqa: BLE001 - classes of the user's
+        return None
+    return raised if isinstance(raised, Exception) else None

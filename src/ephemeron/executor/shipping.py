@@ -54,26 +54,43 @@ class Shipper:
         self._keys, self._selection, self._check = keys, selection or Selection(), check
         self._code = [folder.resolve() for folder in code]
         self._bundles: dict[Path, _Bundled] = {}
+        self._folders: dict[str, tuple[object, Path | None]] = {}
+        """By name of a module: it, and its folder if it is to be sent."""
         self._fitted: set[str] = set()
         """Patterns to add that fit a file of a folder that was sent."""
 
-    def ship(self, function: Callable[..., Any] | str) -> Shipment:
+    def ship(self, function: Callable[..., Any] | str, modules: Iterable[str] = ()) -> Shipment:
         """The objects of a function.
 
         Args:
             function: any callable, or the name of one, `module:function`, which is searched in the working folder, too.
+            modules: names of modules that its arguments need; those of the user are sent along.
 
         Raises:
             JobError: there is no such function, it cannot be pickled, or its folder is too large.
             MissingExtra: it has to be pickled by value, and cloudpickle is not installed.
         """
+        if modules := set(modules) - {"__main__"}:
+            self._check(sorted(modules))
+        along = [folder for name in sorted(modules) if (folder := self._folder_of(name)) is not None]
         if isinstance(function, str):
+            if along:
+                return self._ship(resolve(function, [Path.cwd()]), along)
             if function not in self.made:
                 self.made[function] = self._ship(resolve(function, [Path.cwd()]))
             return self.made[function]
-        return self._ship(function)
+        return self._ship(function, along)
 
-    def _ship(self, function: Callable[..., Any]) -> Shipment:
+    def _folder_of(self, name: str) -> Path | None:
+        """Folder of a module of the user's; None: it is not to be sent."""
+        module = sys.modules.get(name)
+        known = self._folders.get(name)
+        if known is None or known[0] is not module:
+            is_sent = getattr(module, "__file__", None) and not is_installed(module)
+            known = self._folders[name] = module, folder_of(module, Path.cwd()) if is_sent else None
+        return known[1]
+
+    def _ship(self, function: Callable[..., Any], along: Sequence[Path] = ()) -> Shipment:
         if not callable(function):
             raise JobError(f"{function!r} is a {type(function).__name__}, which cannot be called")
         name, target = name_of(function), _target(function)
@@ -81,13 +98,13 @@ class Shipper:
             pickled = dumps(function, what=f"function {name}")
             header = ShippedHeader(name=name, python=python_version())
             self._check(modules_in(pickled))
-            return self._shipment(header, pickled, folders_in(pickled))
+            return self._shipment(header, pickled, [*folders_in(pickled), *along])
         module = sys.modules[target.partition(":")[0]]
         self._check([module.__name__])
         header = ShippedHeader(name=name, target=target)
-        if is_installed(module) and not self._code:
+        if is_installed(module) and not self._code and not along:
             return Shipment(reference=target, name=name)
-        return self._shipment(header, b"", [] if is_installed(module) else [folder_of(module, Path.cwd())])
+        return self._shipment(header, b"", [*([] if is_installed(module) else [folder_of(module, Path.cwd())]), *along])
 
     def _shipment(self, header: ShippedHeader, pickled: bytes, folders: Sequence[Path]) -> Shipment:
         objects, digests, sent = {}, [], list(dict.fromkeys([*folders, *self._code]))
@@ -126,6 +143,34 @@ class Shipper:
             return bundle([folder], here, instead=instead)
         except JobError as e:
             raise JobError(f"{name} needs modules of {folder}, which cannot be sent: {e}") from None
+
+
+class TaskCode:
+    """The code of the tasks of one call of the user's: of their function, and of what their arguments name.
+
+    Args:
+        shipper: that sends it.
+        function: see `Shipper.ship`.
+
+    Raises:
+        JobError, MissingExtra: see `Shipper.ship`.
+    """
+
+    def __init__(self, shipper: Shipper, function: Callable[..., Any] | str) -> None:
+        self._shipper, self._function = shipper, function
+        self._shipment, self._count = shipper.ship(function), 0
+        self.name = self._shipment.name
+        """Of the function, for errors and progress."""
+
+    def with_modules(self, modules: set[str]) -> Shipment:
+        """The code of a task.
+
+        Args:
+            modules: names of those that the arguments of this task and of earlier ones name.
+        """
+        if len(modules) > self._count:
+            self._shipment, self._count = self._shipper.ship(self._function, modules), len(modules)
+        return self._shipment
 
 
 _LOOK_SHARE, _LOOK_S = 20, 0.1

@@ -11,6 +11,8 @@ from ephemeron.config.paths import DATASETS_STORE, datasets_store
 
 SERVICES = ("EPHEMERON_SPARSE_TOKEN", "EPHEMERON_DATA_SERVICE", "EPHEMERON_DATA_TOKEN")
 """Of the services that a job's functions use, which are deployed with functions of clouds, or go to them with each call."""
+KERNELS = ("OPENBLAS_CORETYPE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES", "NPY_ENABLE_CPU_FEATURES")
+"""Which instructions numerical libraries use: with others the last digits of sums differ from the client's."""
 PASSED_ON = (
     "PATH",
     "LANG",
@@ -28,6 +30,7 @@ PASSED_ON = (
     "EPHEMERON_REGION_*",
     "EPHEMERON_SPARSE_*",
     *SERVICES,
+    *KERNELS,
     "EPHEMERON_ENTRIES",
     "EPHEMERON_LOG_LEVEL",
     "EPHEMERON_LOG_FORMAT",

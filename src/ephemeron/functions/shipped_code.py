@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 from ephemeron.communication.channels.base import Channel
@@ -102,13 +103,14 @@ Apart: TypeAlias = Callable[[object], tuple[int, int] | None]
 """Gives the place of a value that is sent apart: the number of its object, and a number of its own. None: it is not."""
 
 
-def dumps(value: object, *, what: str, apart: Apart | None = None) -> bytes:
+def dumps(value: object, *, what: str, apart: Apart | None = None, modules: set[str] | None = None) -> bytes:
     """A value as a pickle, with functions and classes of the main program by value.
 
     Args:
         value: any picklable one.
         what: name of it for errors.
         apart: asked for each part of the value; see `user_code.unpickled`.
+        modules: gets the names of the modules whose classes and functions the pickle names.
 
     Raises:
         JobError: it cannot be pickled.
@@ -124,6 +126,8 @@ def dumps(value: object, *, what: str, apart: Apart | None = None) -> bytes:
             pickler = kind(file, protocol=PROTOCOL)
             if apart is not None:
                 pickler.apart = apart
+            if modules is not None:
+                pickler.modules = modules
             pickler.dump(value)
     except Exception as e:  # any error of a user's object when it is pickled
         raise JobError(
@@ -141,14 +145,22 @@ def _pickler(*, by_value: bool, is_apart: bool) -> type[Any]:
             import cloudpickle
         except ModuleNotFoundError:
             raise MissingExtra("cloudpickle", "notebook") from None
-        kind = type("ByValue", (cloudpickle.Pickler,), {"reducer_override": _reduced_by(cloudpickle.Pickler.reducer_override)})
+        own = {"reducer_override": _reduced_by(cloudpickle.Pickler.reducer_override), "modules": None}
+        kind = type("ByValue", (cloudpickle.Pickler,), own)
     return type("Apart", (kind,), {"persistent_id": lambda self, part: self.apart(part)}) if is_apart else kind
 
 
 def _reduced_by(otherwise: Callable[[Any, object], Any]) -> Callable[[Any, object], Any]:
-    """How cloudpickle reduces a value, and functions with a cache that no module has, which it would send by their names."""
+    """How cloudpickle reduces a value, and functions with a cache that no module has, which it would send by their names.
+
+    It sees every class, function and module that a pickle names, those of the standard pickle's own reductions, too.
+    """
 
     def reduced(pickler: Any, value: Any) -> Any:
+        if pickler.modules is not None and isinstance(value, (type, FunctionType, ModuleType)):
+            name = value.__name__ if isinstance(value, ModuleType) else value.__module__
+            if isinstance(name, str):
+                pickler.modules.add(name)
         if type(value) is _CACHED and (value.__module__ == "__main__" or _found(value) is not value):
             return _with_cache, (value.__wrapped__, value.cache_parameters())
         return otherwise(pickler, value)

@@ -8,7 +8,7 @@
     node OPEN DIGEST     a node of a graph that functions compute: OPEN, a coroutine function, makes the `ShippedGraph` of a signed object
 
 References are those of `shipped_code.CodeLoader`. A large payload is the first input instead; the other inputs are parts of it
-that were sent apart. Results are pickles. Everything comes
+that were sent apart. Results are pickles, and so are exceptions of tasks that can be pickled. Everything comes
 through a channel that has verified it.
 """
 
@@ -19,11 +19,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ephemeron.errors import ChannelEmptied, JobError
+from ephemeron.errors import ChannelEmptied, JobError, UserError
 from ephemeron.functions.shipped_code import CodeKeys, CodeLoader, Shipped, dumps
 from ephemeron.functions.tasks.item_calls import call_item
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction, TaskOrder
+from ephemeron.functions.tasks.result_store import INLINE_BYTES
 from ephemeron.user_code import unpickled
 
 
@@ -77,6 +78,13 @@ class ShippedResolver(Resolver):
         run, shipped = _FORMS[form], [await self._loader.load(name) for name in names.split(" ")]
         return lambda task, inputs: run(shipped, task, inputs)
 
+    def encode_error(self, error: Exception) -> bytes:
+        try:
+            data = dumps(error, what="the exception")
+        except UserError:
+            return b""
+        return data if len(data) <= INLINE_BYTES else b""
+
     async def _open_graph(self, reference: str, digest: str) -> ShippedGraph:
         opener, key = await self._loader.load(reference), graph_key(self._run, digest)
         data = await self._channel.fetch(key)
@@ -118,7 +126,7 @@ def _call(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview])
 
 def _item(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview]) -> bytes:
     [function] = code
-    *arguments, seed, interval_s = _arguments(task, inputs)
+    (*arguments, seed, interval_s), _ = _arguments(task, inputs)
     return _result(tuple(call_item(function, *arguments, seed=seed, interval_s=interval_s)))
 
 

@@ -23,7 +23,7 @@ from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.programs import DurableMap, Program
 from ephemeron.executor.session import Bill
-from ephemeron.executor.shipping import Shipment
+from ephemeron.executor.shipping import TaskCode
 from ephemeron.functions.tasks.item_calls import ItemOutcome
 from ephemeron.maps.calls import Callee, arguments_of
 from ephemeron.maps.map_result import Failure, MapResult
@@ -217,11 +217,11 @@ class Computing:
         pool = FunctionExecutor(**options, durable=durable)
         try:
             with pool:
-                shipment = pool.shipment(self._function)
+                code = pool.task_code(self._function)
                 self._result.run = pool.folder.name
                 self._table.remove_strays()
                 self._flush(pool)
-                self._stream(pool, shipment, items)
+                self._stream(pool, code, items)
                 if self._result.cause:
                     pool.shutdown(cancel_futures=True)
         finally:
@@ -229,30 +229,30 @@ class Computing:
             self._drain(pool)
         return next_size(pool) if self._outgrown else None
 
-    def _stream(self, pool: FunctionExecutor, shipment: Shipment, items: Iterator[OpenItem]) -> None:
+    def _stream(self, pool: FunctionExecutor, code: TaskCode, items: Iterator[OpenItem]) -> None:
         window, more = _WINDOW + _WINDOW_PER_FUNCTION * pool.max_workers, True
         while more or self._items:
             while more and (room := window - len(self._items)) > 0:
                 part = [one for _, one in zip(range(max(1, min(window // 4, room))), items)]  # noqa: B905 - the range is first: it takes no item too many
                 more = bool(part)
-                self._submit(pool, shipment, part)
+                self._submit(pool, code, part)
             self._take(pool)
             if self._result.cause:
                 return
             if self._options.backup and not more:
-                self._back_up(pool, shipment)
+                self._back_up(pool, code)
             rows, nbytes = self._table.unflushed
             since_s = time.monotonic() - self._flushed_at
             is_due = rows and since_s > max(_FLUSH_S, self._flush_s / _FLUSH_SHARE)
             if is_due or rows >= _FLUSH_ROWS or nbytes >= _FLUSH_BYTES or since_s > BEAT_S:
                 self._flush(pool)
 
-    def _submit(self, pool: FunctionExecutor, shipment: Shipment, items: Sequence[OpenItem], more: str = "") -> None:
+    def _submit(self, pool: FunctionExecutor, code: TaskCode, items: Sequence[OpenItem], more: str = "") -> None:
         if not items:
             return
         o = self._options
         futures = pool.submit_items(
-            shipment,
+            code,
             [one.call for one in items],
             seed=o.seed if self._callee.has_rng else None,
             interval_s=pool.max_workers / o.max_per_second if o.max_per_second else 0.0,
@@ -283,7 +283,7 @@ class Computing:
                 if not future.cancelled() and future.exception() is None:
                     self._absorb(pool, future)
 
-    def _back_up(self, pool: FunctionExecutor, shipment: Shipment) -> None:
+    def _back_up(self, pool: FunctionExecutor, code: TaskCode) -> None:
         """Gives tasks at the end a copy when none has ended for long; of both the result that comes first counts. Those that share a batch with
         the slowest one, and may wait for it, are among them."""
         if len(self._times) < _LEAST_TIMES:
@@ -295,7 +295,7 @@ class Computing:
         for one in late[:_MOST_COPIES]:
             self._backed.add(one.id)
             one.copies += 1
-        self._submit(pool, shipment, late[:_MOST_COPIES], ".copy")
+        self._submit(pool, code, late[:_MOST_COPIES], ".copy")
         self._result.backups += len(late[:_MOST_COPIES])
 
     # -- what becomes of an item -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ephemeron.functions.tasks.model import TaskSpec
 from ephemeron.functions.tasks.resolver import TaskFunction
-from ephemeron.user_code import Interruption, failure, guarded, raised_by
+from ephemeron.user_code import Interruption, RaisedByUserCode, failure, guarded, raised_by
 
 _STACK_CHARACTERS = 8_000
 
@@ -45,6 +45,8 @@ class Job:
     task: TaskSpec
     function: TaskFunction
     inputs: Sequence[memoryview]
+    encode_error: Callable[[Exception], bytes]
+    """See `Resolver`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Ran:
     value: object = None
     error: str = ""
     traceback: str = ""
+    data: bytes | None = None
+    """Of the exception."""
     compute_s: float = 0.0
 
 
@@ -77,19 +81,23 @@ class ComputeSlice:
         return self.ran
 
     def _run(self, job: Job) -> Ran:
-        began = time.perf_counter()
+        began, data = time.perf_counter(), b""
         try:
             with self._lock:
                 self._thread = threading.get_ident()
             try:
                 with guarded():
                     value = job.function(job.task, job.inputs)
+            except Exception as e:
+                if not isinstance(e, RaisedByUserCode):
+                    data = job.encode_error(e)
+                raise
             finally:
                 with self._lock:
                     self._thread = None
         except (Exception, TaskInterrupted) as e:  # noqa: BLE001 - the user's
             error, trace = failure(_users(e))
-            return Ran(error=error, traceback=trace, compute_s=time.perf_counter() - began)
+            return Ran(error=error, traceback=trace, data=data or None, compute_s=time.perf_counter() - began)
         return Ran(value=value, compute_s=time.perf_counter() - began)
 
     def stack(self) -> str:

@@ -23,7 +23,9 @@ from ephemeron.functions.tasks.compute_slice import ComputeSlice, Job, Ran, Task
 from ephemeron.functions.tasks.executor_options import ExecutorOptions, ExecutorTotals
 from ephemeron.functions.tasks.followers import Follower, Followers, Following
 from ephemeron.functions.tasks.model import TaskEdge, TaskLease, TaskResult, TaskSpec
+from ephemeron.functions.tasks.object_places import is_placed
 from ephemeron.functions.tasks.queue import TaskQueue
+from ephemeron.functions.tasks.repeated_inputs import RepeatedInputs
 from ephemeron.functions.tasks.resolver import Resolver, TaskFunction
 from ephemeron.functions.tasks.result_store import StoredResult, TaskOutputs, stored_result
 from ephemeron.user_code import failure
@@ -109,8 +111,7 @@ class TaskExecutor:
         self._functions: dict[str, asyncio.Task[TaskFunction]] = {}
         self._inputs: WeakValueDictionary[str, memoryview] = WeakValueDictionary()
         """Of tasks that are planned or running: what many tasks have is fetched once, as long as one follows the other."""
-        self._repeated: memoryview | None = None
-        """The latest of them that two tasks had: others will."""
+        self._repeated = RepeatedInputs(self._options.keep_bytes)
         self._fetching: dict[str, asyncio.Event] = {}
         self._edges: dict[str, asyncio.Task[Sequence[TaskEdge]]] = {}
         """By task that has begun: its edges are being added."""
@@ -277,9 +278,9 @@ class TaskExecutor:
         """An input, which tasks that are planned or running may have already, or be fetching."""
         while (held := self._inputs.get(key)) is None and key in self._fetching:
             await self._fetching[key].wait()
-        if held is not None:
-            self._repeated = held
-        else:
+        if held is None:
+            held = self._repeated.get(key)
+        if held is None:
             self._fetching[key] = asyncio.Event()
             try:
                 held = await self._channel.fetch(key)
@@ -287,6 +288,8 @@ class TaskExecutor:
                     self._inputs[key] = held
             finally:
                 self._fetching.pop(key).set()
+        if held is not None and not is_placed(key):
+            self._repeated.used(key, held)
         return held
 
     async def _resolved(self, function: str) -> TaskFunction:
@@ -339,7 +342,7 @@ class TaskExecutor:
                 continue
             try:
                 inputs = await (planned.inputs or self._fetch(planned))
-                jobs.append(Job(planned.task, await self._resolved(planned.task.function), inputs))
+                jobs.append(Job(planned.task, await self._resolved(planned.task.function), inputs, self._resolver.encode_error))
                 chosen.append(planned)
             except Exception as e:  # noqa: BLE001 - code and inputs are the user's
                 error, trace = failure(e)
@@ -510,7 +513,13 @@ class TaskExecutor:
                 ran = Ran(error=f"{type(e).__name__}: {e}", compute_s=ran.compute_s)
         if stored is None:
             failed = TaskResult(
-                id=task.id, status="failed", error=ran.error, traceback=ran.traceback, executor=self._name, compute_s=ran.compute_s
+                id=task.id,
+                status="failed",
+                data=ran.data,
+                error=ran.error,
+                traceback=ran.traceback,
+                executor=self._name,
+                compute_s=ran.compute_s,
             )
             stored = StoredResult(failed)
         if not held.results:

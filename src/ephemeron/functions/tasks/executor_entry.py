@@ -35,7 +35,7 @@ class ExecutorRequest:
     poll_s: Positive = 1.0
     margin_s: NonNegative = 3.0
     cache_mb: NonNegative = 0.0
-    """MB of objects of other stores that are kept in memory; see `object_places`."""
+    """MB of objects of other stores that are kept in memory (`object_places`), and as many of inputs that several tasks have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,13 @@ async def run_task_executor(ctx: Context, request: ExecutorRequest) -> ExecutorR
         request.resolver,
         ResolverContext(channel=channel, run=ctx.call.run, key=ctx.call.key, functions=request.functions, scratch=ctx.scratch),
     )
-    options = ExecutorOptions(idle_s=request.idle_s, flush_s=request.flush_s, poll_s=request.poll_s, margin_s=request.margin_s)
+    options = ExecutorOptions(
+        idle_s=request.idle_s,
+        flush_s=request.flush_s,
+        poll_s=request.poll_s,
+        margin_s=request.margin_s,
+        keep_bytes=int(request.cache_mb * MB),
+    )
     executor = TaskExecutor(
         queue, channel, resolver, ctx.compute, name=name, deadline=ctx.deadline, data_prefix=QueueKeys(request.queue).data, options=options
     )

@@ -22,6 +22,8 @@ class ExecutorOptions:
     """Seconds before the deadline at which the last result is to be recorded."""
     prefetch: int = 4
     """Tasks whose inputs are fetched ahead."""
+    keep_bytes: int = 0
+    """Inputs that several tasks had, which are kept for others; the latest one is kept in any case."""
     buffer_bytes: int = 256_000_000
     """Inputs that wait for their task, and results that wait for the writer, at most, of more than one task."""
 

@@ -68,7 +68,7 @@ class TaskResult:
     value: object = None
     """JSON value that the function returned; None if it returned bytes."""
     data: bytes | None = None
-    """Bytes that the function returned, if they are small."""
+    """Bytes that the function returned, if they are small; of a failed task, the exception as its resolver has encoded it."""
     ref: str = ""
     """Key of the object that holds the result; empty: the result is in `value` or `data`."""
     ref_is_json: bool = False

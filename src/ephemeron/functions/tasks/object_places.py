@@ -27,6 +27,11 @@ def placed(address: str, key: str) -> str:
     return f"{address}{_SEPARATOR}{key}"
 
 
+def is_placed(key: str) -> bool:
+    """Whether a key is of another store than the run's."""
+    return _SEPARATOR in key
+
+
 def digest_of_key(key: str) -> str:
     """A key as a part of another one."""
     return hashlib.blake2b(key.encode(), digest_size=10).hexdigest()

@@ -51,6 +51,10 @@ class Resolver(TaskOrder, ABC):
     async def resolve(self, function: str) -> TaskFunction:
         """The code of `TaskSpec.function`. Whatever it raises is the failure of each task of this function."""
 
+    def encode_error(self, error: Exception) -> bytes:
+        """An exception of a task, for `TaskResult.data`; empty: its text and traceback alone are recorded. On the compute thread."""
+        return b""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolverContext:
