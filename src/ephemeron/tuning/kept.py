@@ -39,7 +39,7 @@ def check(file: StudyFile) -> None:
         JobError: its job reads files of this machine, beside its code.
     """
     job, c = prediction.any_of(file)
-    where = file.template.path.name
+    where = file.job.path.name
     if job.sparse is not None:
         raise JobError(f"{where}: trials of a sparse job are driven where their shards are", remedy="leave --detach out")
     for key, path in _paths(job, c):
@@ -66,7 +66,7 @@ def keep(file: StudyFile, folder: StudyFolder) -> None:
     profile = prediction.profile_of(file)
     if profile is not None:
         profile.save(place / _PROFILE)
-    document: dict[str, Any] = copy.deepcopy(dict(file.template.document))
+    document: dict[str, Any] = copy.deepcopy(dict(file.job.document))
     document["code"] = [f"code/{number}" for number in range(len(job.code))]
     run = document.get("run", {})
     if "channel" in run:

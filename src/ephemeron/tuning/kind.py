@@ -10,31 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ephemeron.communication.channels import public_address
 from ephemeron.config.toml import parse_toml
-from ephemeron.config.typed import build, plain
+from ephemeron.config.typed import build
 from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event, Note, RunEnded, to_json
 from ephemeron.functions.jsonl import Journal
-from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.prices import load_prices
 from ephemeron.runs import detached
 from ephemeron.runs.cost import Bill
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
 from ephemeron.runs.header import RunHeader, started
 from ephemeron.runs.kinds import Following, RunKind
-from ephemeron.runs.origin import command_line
 from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_summary
-from ephemeron.training.driver.launching.launch import service_of
-from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import kept, results
 from ephemeron.tuning.folder import STUDY_FILE, StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, written
 from ephemeron.tuning.space import parameters_of
-from ephemeron.tuning.study_file import StudyFile, load_study
+from ephemeron.tuning.study_file import load_study
 
 if TYPE_CHECKING:
-    from ephemeron.functions.async_invoke.provider import Settings
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,44 +119,6 @@ def _file_of(folder: RunFolder, header: RunHeader) -> str:
     if not file:
         raise UserError(f"run {folder.run_id} is a study of a program, and no file: go on with it there")
     return file
-
-
-def new_header(
-    file: StudyFile,
-    status: StudyStatus,
-    run_id: str,
-    job: Job,
-    c: Configuration,
-    labels: Mapping[str, str],
-    settings: Settings | None = None,
-) -> RunHeader:
-    """The header of a study.
-
-    Args:
-        file, status: of the study.
-        run_id: its name among runs.
-        job, c: of one of its trials.
-        labels: see `runs.labels`.
-        settings: location of the functions on a cloud; None: its default.
-    """
-    is_cloud = c.platform in CLOUDS
-    return RunHeader(
-        run_id=run_id,
-        kind="study",
-        name=status.name,
-        platform=c.platform,
-        channel=public_address(c.store)[0] if is_cloud else "",
-        memory_mb=c.memory_mb if is_cloud else 0,
-        settings=plain((settings or cloud(c.platform).settings()).located()) if is_cloud else {},
-        functions=status.concurrency,
-        prices=load_prices(service_of(c.store), platform=c.platform, servers=job.sparse is not None),
-        budget_usd=status.budget_usd,
-        deadline_s=status.deadline_s,
-        started_at=time.time(),
-        command=command_line(),
-        labels=labels,
-        payload={"file": "" if file.path is None else str(file.path)},
-    )
 
 
 class StudyLog:

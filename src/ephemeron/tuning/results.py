@@ -115,8 +115,8 @@ def importances(study: optuna.Study) -> dict[str, float]:
 
 def best_job(file: StudyFile, status: StudyStatus, best: TrialRecord) -> str:
     """The job file with the values of a trial. Its paths are absolute, so that it can be moved."""
-    document = copy.deepcopy(file.template.with_values(best.parameters))  # type: ignore[arg-type]
-    folder = file.template.path.parent
+    document = copy.deepcopy(file.job.with_values(best.parameters))  # type: ignore[arg-type]
+    folder = file.job.path.parent
 
     def absolute(table: Any, name: str) -> None:
         if isinstance(table, dict) and isinstance(table.get(name), str) and table[name]:

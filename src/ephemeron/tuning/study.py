@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -19,24 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron import blocking
-from ephemeron.communication.channels import public_address
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import Event
-from ephemeron.functions.registry import CLOUDS, cloud
+from ephemeron.functions.registry import cloud
 from ephemeron.runs import detached, folders, run_platform
 from ephemeron.runs.folders import KEY_FILE, RESULT_FILE, RUN_FILE, RunFolder, last_t, runs_folder
 from ephemeron.runs.header import RunHeader, open_header, read_header
 from ephemeron.runs.labels import check_labels
 from ephemeron.runs.predictions import Prediction
 from ephemeron.runs.stop_requests import withdraw_stop
-from ephemeron.training.driver.launching import admission
-from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
-from ephemeron.training.job import Configuration, Job
-from ephemeron.training.job.spec import KeepBest
-from ephemeron.tuning import data_service, kept, kind, prediction, results, sampling
+from ephemeron.tuning import data_service, kind, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
 from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, folder_of, storage_of, written
-from ephemeron.tuning.prediction import SpacePrediction, TrialPredictor
+from ephemeron.tuning.job_subject import JobSubject
+from ephemeron.tuning.prediction import SpacePrediction
 from ephemeron.tuning.study_file import StudyFile, load_study
 from ephemeron.tuning.trial import recorded
 
@@ -90,13 +85,14 @@ class Study:
 
     def __init__(self, file: StudyFile, folder: StudyFolder) -> None:
         self.file, self.folder = file, folder
+        self.subject = JobSubject(file)
         self.cloud: Settings | None = None
         """Location of the functions on a cloud, such as `AwsSettings`, for a study that begins; None: its default."""
 
     @property
     def platform(self) -> str:
         """Of its trials."""
-        return prediction.any_of(self.file)[1].platform
+        return self.subject.platform
 
     @classmethod
     def open(cls, path: str | Path, *, out: str | Path | None = None, options: Mapping[str, Any] | None = None) -> Study:
@@ -178,10 +174,8 @@ class Study:
 
     # -- running --------------------------------------------------------------------------------------------
 
-    def predict(
-        self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = True
-    ) -> tuple[SpacePrediction, TrialPredictor]:
-        """Time and cost of all trials without pruning; `dry_run` checks the study, too. No trial is started.
+    def dry_run(self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = False) -> Prediction:
+        """Checks the study as `run` does, and says what it will take.
 
         Args:
             on_progress: told what is measured.
@@ -190,25 +184,7 @@ class Study:
         Raises:
             UserError: the study is refused.
         """
-        predictor = TrialPredictor.of(self.file, on_progress, measures=measures)
-        return prediction.predict_space(self.file, predictor, self._places()), predictor
-
-    def dry_run(self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = False) -> Prediction:
-        """Checks the study as `run` does, and says what it will take.
-
-        Args:
-            on_progress, measures: see `predict`.
-
-        Raises:
-            UserError: the study is refused.
-        """
-        self.check()
-        expected, predictor = self.predict(on_progress, measures=measures)
-        found = prediction.described(self.file, expected, predictor, self._places())
-        if predictor.note and not measures and self.file.spec.predict:
-            remedy = f"measure the job first: ephemeron tune {self.file.path or 'STUDY'} --dry-run --profile"
-            found = dataclasses.replace(found, notes=(*found.notes, remedy))
-        return found
+        return self.subject.dry_run(self._location(), on_progress, measures=measures)
 
     def run(
         self,
@@ -261,8 +237,8 @@ class Study:
         known = self.folder.status() if self.folder.exists else None
         if known is not None and known.over and resume:
             return StudyResult(known)
-        study, known, predictor = self._begun(known, resume=resume, on_progress=on_progress)
-        return self._drive(study, known, predictor, on_trial, on_event, labels)
+        study, known = self._begun(known, resume=resume, on_progress=on_progress)
+        return self._drive(study, known, on_trial, on_event, labels)
 
     def detach(
         self, *, resume: bool = False, on_progress: Callable[[str], None] = lambda text: None, labels: Mapping[str, str] | None = None
@@ -276,23 +252,16 @@ class Study:
             UserError: see `run`; or it cannot be detached.
         """
         labels = check_labels(labels)
-        _, c = prediction.any_of(self.file)
-        detached.check_place("study", c.platform, c.channel)
-        if c.platform in CLOUDS:
-            kept.check(self.file)
-            where = cloud(c.platform)
-            settings = (self.cloud or where.settings()).located()
-            self.cloud = where.recorded(settings, admission.admit(where, c, settings, public_address(c.store)[1])[1])
+        self.cloud, variables = self.subject.check_detached(self.cloud)
         self._refuse_elsewhere()
         with written(self.folder.path), self.folder.driving():
             known = self.folder.status() if self.folder.exists else None
-            _, known, _ = self._begun(known, resume=resume, on_progress=on_progress)
+            _, known = self._begun(known, resume=resume, on_progress=on_progress)
             header = self._header(known, labels)
             run = RunFolder(runs_folder() / self.folder.begin(header).run_id)
             (run.path / RESULT_FILE).unlink(missing_ok=True)
             if not (run.path / KEY_FILE).exists():
                 run.create_key()
-        variables = public_address(c.store)[1] if c.platform in CLOUDS else {}
         blocking.run(lambda _: detached.hand_over(run, open_header(run), variables))
         return header.run_id
 
@@ -315,9 +284,7 @@ class Study:
                 remedy=f"use ephemeron attach {run.run_id}, or when they have stopped it: ephemeron resume {run.run_id}",
             )
 
-    def _begun(
-        self, known: StudyStatus | None, *, resume: bool, on_progress: Callable[[str], None]
-    ) -> tuple[optuna.Study, StudyStatus, TrialPredictor]:
+    def _begun(self, known: StudyStatus | None, *, resume: bool, on_progress: Callable[[str], None]) -> tuple[optuna.Study, StudyStatus]:
         """The study as it is stored, checked and predicted; a new one is stored."""
         if known is not None and known.over:
             raise UserError(f"the study in {self.folder.path} has ended ({known.state}); begin another one with --out FOLDER")
@@ -328,21 +295,20 @@ class Study:
         if known is None and (self.folder.path / RUN_FILE).exists():
             raise JobError(f"{self.folder.path} is a run and no study", remedy="give the study another name, or another folder: --out")
         withdraw_stop(self.folder.run)
-        evaluations = self.check()
-        expected, predictor = self.predict(on_progress)
+        evaluations = self.subject.check(self._location())
+        expected, note = self.subject.predict(on_progress)
         if known is None:
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.database.unlink(missing_ok=True)
             study = self._stored(evaluations)
-            known = self._first_status(expected, predictor.note)
+            known = self._first_status(expected, note)
             self.folder.create(self.file.text, known, self.file.options)
         else:
             study = self._stored(evaluations)
-        return study, known, predictor
+        return study, known
 
     def _header(self, known: StudyStatus, labels: Mapping[str, str]) -> RunHeader:
-        job, c = prediction.any_of(self.file)
-        return kind.new_header(self.file, known, self.folder.new_run_id(known.name, known.token), job, c, labels, self.cloud)
+        return self.subject.header(known, self.folder.new_run_id(known.name, known.token), labels, self.cloud)
 
     def attach(self, *, on_trial: OnTrial = lambda trial: None, quiet_interrupt: bool = False) -> StudyResult:
         """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
@@ -369,72 +335,10 @@ class Study:
                 return self.run(resume=True, on_trial=on_trial, quiet_interrupt=quiet_interrupt)
             time.sleep(LOOK_EVERY_S)
 
-    def check(self) -> int:
-        """Refuses what cannot work before anything starts: builds the job with one combination and does a step.
-
-        Returns:
-            Evaluations of a trial that runs to its end.
-
-        Raises:
-            UserError: see above.
-        """
-        spec = self.file.spec
-        job, c = prediction.any_of(self.file)
-        if c.regions.region:
-            raise JobError("runs in several regions cannot be tuned", remedy="leave run.regions out of the job")
-        data_service.check(spec, job, c)
-        if job.sparse is not None:
-            return self._check_sparse(job, c)
-        wanted = dataclasses.replace(job, keep_best=KeepBest(monitor=spec.metric, mode=spec.mode))
-        try:
-            ready = prepared_run(LaunchRequest(job=wanted, configuration=dataclasses.replace(c, sync="bsp"), cloud=self._location()))
-        except JobError as e:
-            if e.problem.startswith("keep_best monitors"):
-                raise JobError(
-                    f"{spec.name}: metric = {spec.metric!r} is not reported by the job's evaluations",
-                    remedy=str(e.remedy).replace("monitor", "use"),
-                ) from None
-            if "need evaluation data" in e.problem:
-                raise JobError(f"{spec.name}: the job has no evaluation data, of which trials are judged", remedy=e.remedy) from None
-            raise
-        every, unit = job.evaluate_every.split()
-        of_run = job.epochs if unit.startswith("epoch") else ready.prepared.spec.planned_iterations
-        return self._checked_pruner(job, -(-of_run // int(every)))
-
-    def _check_sparse(self, job: Job, c: Configuration) -> int:
-        """The same for a sparse job, which is evaluated after each epoch."""
-        program = prepared_run(LaunchRequest(job=job, configuration=c, cloud=self._location())).prepared.spec.sparse
-        assert program is not None
-        if self.file.spec.metric not in program.metrics:
-            raise JobError(
-                f"{self.file.spec.name}: metric = {self.file.spec.metric!r} is not reported by the job's evaluations",
-                remedy=f"use {' or '.join(program.metrics)}",
-            )
-        return self._checked_pruner(job, job.epochs)
-
-    def _checked_pruner(self, job: Job, evaluations: int) -> int:
-        """The evaluations of a trial, if the pruner has one to decide on."""
-        spec = self.file.spec
-        first = spec.pruner.first_decision(evaluations)
-        if spec.pruner.name != "none" and job.script is None and evaluations <= first:
-            raise JobError(
-                f"{spec.name}: pruner {spec.pruner.name} decides after {first} evaluations, and a trial has "
-                f"{evaluations}, the last one at its end",
-                remedy='set evaluate_every or epochs in the job, or pruner = "none"',
-            )
-        return evaluations
-
     def _drive(
-        self,
-        study: optuna.Study,
-        known: StudyStatus,
-        predictor: TrialPredictor,
-        on_trial: OnTrial,
-        on_event: Callable[[Event], None],
-        labels: Mapping[str, str],
+        self, study: optuna.Study, known: StudyStatus, on_trial: OnTrial, on_event: Callable[[Event], None], labels: Mapping[str, str]
     ) -> StudyResult:
-        _, c = prediction.any_of(self.file)
-        simulated = c.platform == "simulated"
+        simulated = self.subject.is_simulated
         header = self.folder.begin(self._header(known, labels))
         run = self.folder.run
         if not (run.path / KEY_FILE).exists():
@@ -442,22 +346,15 @@ class Study:
         if simulated and run.events.exists():  # trials that had not ended begin again
             known = dataclasses.replace(known, seconds=last_t(run))
         log = kind.StudyLog(run, header, known, on_event)
-        for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
-            if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:
-                p = prediction.TrialPrediction(each.predicted_s, each.predicted_usd)
-                predictor.learn(each.parameters, p, each.seconds, each.cost_usd)  # type: ignore[arg-type]
+        ended = [recorded(t) for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
         engine = Engine(
             self.file,
             self.folder,
             study,
-            predictor,
-            places=self._places(),
-            parent=header.run_id,
-            labels=header.labels,
+            self.subject.trials(self.folder, header, ended, self._location()),
+            places=self.subject.places(),
             token=known.token,
             seconds=known.seconds,
-            simulated=simulated,
-            cloud=self._location(),
             on_trial=lambda trial: told(trial),
             on_change=lambda: write(),
         )
@@ -516,10 +413,10 @@ class Study:
             mode=spec.mode,
             sampler=spec.sampler,
             pruner=spec.pruner.name,
-            job=self.file.template.path.name,
+            job=self.file.job.path.name,
             parameters=tuple(p.key for p in self.file.space),
             trials_planned=self.file.trials,
-            concurrency=self._places(),
+            concurrency=self.subject.places(),
             budget_usd=spec.budget_usd,
             deadline_s=spec.deadline_s,
             predicted_usd=expected.cost_usd if predicted else None,
@@ -539,14 +436,6 @@ class Study:
                 sampler=optuna.samplers.RandomSampler(seed=0),
                 pruner=sampling.pruner_of(self.file.spec, evaluations),
             )
-
-    def _places(self) -> int:
-        if self.file.spec.concurrency is not None:
-            return self.file.spec.concurrency
-        job, c = prediction.any_of(self.file)
-        if c.platform == "local":
-            return max(os.cpu_count() or 1, prediction.most_workers(self.file))
-        return platform_limits(c.platform, job.simulation).concurrency
 
 
 def run_folder(trial: TrialRecord) -> Path:

@@ -99,8 +99,8 @@ class StudyFile:
     """A study as it was read."""
 
     spec: StudySpec
-    template: JobTemplate
-    """The job, of which trials are variants."""
+    template: JobTemplate | None = None
+    """The job, of which trials are variants; None: a function is searched."""
     space: tuple[Parameter, ...]
     text: str
     """The file."""
@@ -115,15 +115,21 @@ class StudyFile:
             return self
         names = {"max_workers": "concurrency", "budget_usd": "budget_usd"}
         of_job = {name: value for name, value in options.items() if name not in names}
-        document = {**self.template.document, "run": {**self.template.document.get("run", {}), **of_job}}
+        document = {**self.job.document, "run": {**self.job.document.get("run", {}), **of_job}}
         spec = dataclasses.replace(self.spec, **{names[name]: value for name, value in options.items() if name in names})
-        return dataclasses.replace(self, spec=spec, template=dataclasses.replace(self.template, document=document), options=options)
+        return dataclasses.replace(self, spec=spec, template=dataclasses.replace(self.job, document=document), options=options)
+
+    @property
+    def job(self) -> JobTemplate:
+        """The job of a study of one."""
+        assert self.template is not None
+        return self.template
 
     @property
     def digest(self) -> str:
         """Digest of all values of the study file and the job file."""
         spec = dataclasses.replace(self.spec, job=Path(self.spec.job.name))
-        value = {"study": plain(spec), "job": self.template.document}
+        value = {"study": plain(spec), "job": self.job.document}
         return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
     @property

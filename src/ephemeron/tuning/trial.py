@@ -1,8 +1,8 @@
-"""One trial: evaluations of its run become values of Optuna, and the pruner decides on each whether it goes on.
+"""One trial: what it reports becomes values of Optuna, and the pruner decides on each whether it goes on.
 
 What is known of a trial is in Optuna's storage, written before anything follows from it: its values and the name of its run
-before the run starts, each evaluation before the decision on it, cost and reason before the state it ends with. So a client that
-goes on after another was killed reads the events of the run again, and finds what has been stored.
+before the run starts, each report before the decision on it, cost and reason before the state it ends with. So a client that
+goes on after another was killed reads the events again, and finds what has been stored.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ephemeron.events import Event, RunStarted
 from ephemeron.runs.stop_requests import RunStop
-from ephemeron.training.driver.step_metrics import StepMerger, StepMetrics
 from ephemeron.tuning.folder import TrialRecord, TrialStatus
 from ephemeron.tuning.prediction import TrialPrediction
 
@@ -44,10 +42,9 @@ class TrialRun:
     Args:
         study: of Optuna.
         trial: as it is stored.
-        metric: whose value is reported.
         workers: number of its functions; 0: not known.
         predicted: its time and cost; None: not predicted.
-        on_change: called after its evaluations and its first event.
+        on_change: called after its reports and its beginning.
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class TrialRun:
         study: optuna.Study,
         trial: FrozenTrial,
         *,
-        metric: str,
         workers: int,
         predicted: TrialPrediction | None,
         on_change: Callable[[TrialRun], None],
@@ -70,33 +66,43 @@ class TrialRun:
         self.value: float | None = None
         self.cost_usd: float = trial.user_attrs.get(COST, 0.0)
         self.seconds: float = trial.user_attrs.get(SECONDS, 0.0)
-        self._metric, self._on_change = metric, on_change
+        self._on_change = on_change
         self._known = set(trial.intermediate_values)
-        self._merger: StepMerger | None = None
         self._steps: dict[int, int] = {}
-        """By iteration, the number of the evaluation, from 1."""
-        self._iterations = 0
+        """By step, the number of the report, from 1."""
 
     @property
     def evaluations(self) -> int:
-        """Evaluations so far."""
+        """Reports so far."""
         return len(self._steps)
 
-    def on_event(self, event: Event) -> None:
-        """Takes an event of the run in. Events that are read again change nothing."""
-        if isinstance(event, RunStarted):
-            self._iterations = event.iterations
-            self._merger = self._merger or StepMerger(merged=event.merges_evaluations)
-            if not self.started:
-                self.started = True
-                self.store(STARTED, True)
-            if self.ending:  # a client was killed while it ended the trial
-                self.stop.kill(self.ending)
-            self._on_change(self)
-        self.seconds = max(self.seconds, event.t)
-        row = None if self._merger is None else self._merger.feed(event)
-        if row is not None and row.split == "evaluation":
-            self._evaluated(row)
+    def begin(self) -> None:
+        """Takes in that it has functions."""
+        if not self.started:
+            self.started = True
+            self.store(STARTED, True)
+        if self.ending:  # a client was killed while it ended the trial
+            self.stop.kill(self.ending)
+        self._on_change(self)
+
+    def report(self, step: int, value: float, *, decides: bool = True) -> None:
+        """Takes in a value. One of a step that was reported before is not decided on again.
+
+        Args:
+            step: of the trial, such as an iteration.
+            value: of the metric; not finite: there is none.
+            decides: whether the trial goes on afterwards, unless the pruner ends it.
+        """
+        number = self._steps.setdefault(step, len(self._steps) + 1)
+        self.value = None if math.isnan(value) else value
+        if number not in self._known:
+            self._known.add(number)
+            self._study._storage.set_trial_intermediate_value(self._id, number, value)
+            if decides and not self.ending:
+                trial = self._study._storage.get_trial(self._id)
+                if self._study.pruner.prune(self._study, trial):
+                    self.end(f"pruned at evaluation {number}")
+        self._on_change(self)
 
     def end(self, reason: str) -> None:
         """Ends the trial's functions at once."""
@@ -115,19 +121,6 @@ class TrialRun:
         """Stores cost and time of the trial so far."""
         self.store(COST, self.cost_usd)
         self.store(SECONDS, self.seconds)
-
-    def _evaluated(self, row: StepMetrics) -> None:
-        step = self._steps.setdefault(row.step, len(self._steps) + 1)
-        value = row.metrics.get(self._metric, math.nan)
-        self.value = None if math.isnan(value) else value
-        if step not in self._known:
-            self._known.add(step)
-            self._study._storage.set_trial_intermediate_value(self._id, step, value)
-            if not self.ending and row.step < self._iterations:
-                trial = self._study._storage.get_trial(self._id)
-                if self._study.pruner.prune(self._study, trial):
-                    self.end(f"pruned at evaluation {step}")
-        self._on_change(self)
 
     def record(self, state: TrialStatus, reason: str = "") -> TrialRecord:
         """The trial in `study.json`."""
