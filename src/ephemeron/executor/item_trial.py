@@ -62,6 +62,8 @@ class TrialRequest:
     objects: Mapping[str, bytes]
     """That the reference needs, by key."""
     items: Sequence[tuple[Any, ...]]
+    within: str = ""
+    """`module:function` of an installed module that is called with the function and each item; empty: the function is."""
 
 
 def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
@@ -70,12 +72,12 @@ def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
     tried: list[TriedItem] = []
     try:
         with guarded():
-            function = asyncio.run(_loaded(request, folder))
+            function, wrapper = asyncio.run(_loaded(request, folder))
         load_s = time.perf_counter() - began
         for item in request.items:
             at, cpu = time.perf_counter(), time.process_time()
             with guarded():
-                result = function(*item)
+                result = function(*item) if wrapper is None else wrapper(function, *item)
             seconds, cpu_s = time.perf_counter() - at, time.process_time() - cpu
             tried.append(TriedItem(seconds=seconds, cpu_s=cpu_s, nbytes=len(dumps(result, what="the result"))))
             if time.perf_counter() - began > ENOUGH_S:
@@ -87,11 +89,12 @@ def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
     return ItemTrial(load_s=load_s, items=tuple(tried), peak_mb=peak_mb())
 
 
-async def _loaded(request: TrialRequest, folder: Path) -> Shipped:
+async def _loaded(request: TrialRequest, folder: Path) -> tuple[Shipped, Shipped | None]:
     store = MemoryChannel()
     for key, data in request.objects.items():
         store.publish(key, data)
-    return await CodeLoader(store, code_keys(RUN), scratch=folder).load(request.reference)
+    loader = CodeLoader(store, code_keys(RUN), scratch=folder)
+    return await loader.load(request.reference), await loader.load(request.within) if request.within else None
 
 
 def main(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a `map` will take, before it starts: a few items are computed in a process of this machine, and their times are scaled up.
+"""What many calls of a function will take, before it starts: a few items are computed in a process of this machine, and their times are scaled up.
 
 The model: functions take tasks of `chunksize` items in turn, in batches that cost requests. CPU time is longer where a function has less
 than a vCPU, time without CPU is not. The range is that of the mean of the items that were computed, twice its standard error. What
@@ -12,6 +12,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from ephemeron.executor import batching
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.item_trial import REQUEST_FILE, RUN, ItemTrial, TrialRequest
 from ephemeron.executor.session import FIRST_POLL_S, MOST_POLL_S, POLL_GROWTH
-from ephemeron.executor.shipping import Shipper
+from ephemeron.executor.shipping import Shipment, Shipper
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.functions.shipped_code import dumps
 from ephemeron.functions.shipped_tasks import code_keys
 from ephemeron.functions.world import Simulation
+from ephemeron.prices import Prices
 from ephemeron.runs.predictions import Basis, Prediction, invocations_for, measured_now, price_basis
 from ephemeron.runs.probe_process import run_probe
 from ephemeron.units import human_bytes, human_count, human_seconds
@@ -43,6 +45,20 @@ _PER_BATCH = Traffic(puts=4, gets=4, polls=2, lists=1)
 """Requests for a batch of tasks, of function and client; measured with batches of 80 and 15. Looks of the client come to it."""
 _LEAST_BATCHES = 8
 """For each function: the first and the last ones are small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Functions that would run the calls."""
+
+    platform: str
+    memory_mb: int
+    vcpus: float
+    """CPU share of a function."""
+    max_workers: int
+    function_timeout_s: float
+    """Time limit of a function."""
+    prices: Prices
 
 
 def predict_map(
@@ -68,12 +84,48 @@ def predict_map(
         PlanInfeasible: an item needs more than the memory of a function.
     """
     selection = Selection(include=tuple(code_include), exclude=tuple(code_exclude))
-    shipper = Shipper(code_keys(RUN), [Path(folder) for folder in code], selection=selection)
-    shipment = shipper.ship(function)
+    shipment = Shipper(code_keys(RUN), [Path(folder) for folder in code], selection=selection).ship(function)
+    workers = Workers(
+        platform=pool.platform,
+        memory_mb=pool.memory_mb,
+        vcpus=pool.vcpus,
+        max_workers=pool.max_workers,
+        function_timeout_s=pool.function_timeout_s,
+        prices=pool.prices,
+    )
+    found = predict_calls(workers, shipment, [(item,) for item in items], chunksize=chunksize, timeout_s=timeout_s)
+    return replace(found, name=f"map {shipment.name}")
+
+
+def predict_calls(
+    pool: Workers,
+    shipment: Shipment,
+    items: Sequence[tuple[Any, ...]],
+    *,
+    within: str = "",
+    word: str = "item",
+    chunksize: int = 1,
+    timeout_s: float | None = None,
+) -> Prediction:
+    """Time, cost and memory of calls of a function. It is really called some times, here.
+
+    Args:
+        pool: functions that would run them.
+        shipment: the function, for the run `item_trial.RUN`.
+        items: arguments of each call.
+        within: `module:function` of an installed module that is called with the function and the arguments; empty: the function is.
+        word: for a call, in messages.
+        chunksize: calls of a task.
+        timeout_s: time limit of a task.
+
+    Raises:
+        JobError: an argument cannot be sent, or a call fails; with the frames of the user's code.
+        PlanInfeasible: a call needs more than the memory of a function.
+    """
     count = min(TRIED, len(items))
     chosen = [round(n * (len(items) - 1) / max(1, count - 1)) for n in range(count)]
-    request = TrialRequest(reference=shipment.reference, objects=shipment.objects, items=[(items[n],) for n in chosen])
-    trial = _tried(request, chosen, name=shipment.name, quota_mb=pool.memory_mb)
+    request = TrialRequest(reference=shipment.reference, objects=shipment.objects, items=[items[n] for n in chosen], within=within)
+    trial = _tried(request, chosen, name=shipment.name, word=word, quota_mb=pool.memory_mb)
     slower = max(1.0, 1.0 / pool.vcpus)
     times = [t.cpu_s * slower + max(0.0, t.seconds - t.cpu_s) for t in trial.items]
     usual = times[1:] or times
@@ -97,16 +149,16 @@ def predict_map(
     notes = []
     if timeout_s is not None and chunksize * max(times) > timeout_s:
         notes.append(
-            f"a task of {human_count(chunksize, 'item')} takes up to {human_seconds(chunksize * max(times))}, above timeout_s = {timeout_s:g}"
+            f"a task of {human_count(chunksize, word)} takes up to {human_seconds(chunksize * max(times))}, above timeout_s = {timeout_s:g}"
         )
     if spread_s is None:
-        notes.append("how uncertain it is is not known: too few items were computed")
+        notes.append(f"how uncertain it is is not known: too few {word}s were computed")
     ends = None if spread_s is None else (item_s - spread_s, item_s + spread_s)
     result_bytes = statistics.fmean(t.nbytes for t in trial.items)
     where = "functions of this machine start" if pool.platform == "local" else f"functions of {pool.platform} start"
     return Prediction(
         kind="tasks",
-        name=f"map {shipment.name}",
+        name=shipment.name,
         platform=pool.platform,
         seconds=seconds(item_s),
         seconds_range=None if ends is None else (seconds(ends[0]), seconds(ends[1])),
@@ -117,23 +169,23 @@ def predict_map(
         functions=functions,
         invocations=invocations_for(functions, seconds(item_s), pool.function_timeout_s),
         rests_on=(
-            measured_now(f"{human_count(len(trial.items), 'item')} of {len(items):,}, computed in a process of this machine"),
+            measured_now(f"{human_count(len(trial.items), word)} of {len(items):,}, computed in a process of this machine"),
             Basis(source="assumed", what=f"{where} in {_start_s(pool.platform):g} s and are as fast as this machine per vCPU"),
             price_basis(pool.prices),
         ),
         notes=tuple(notes),
         details={
-            "items": len(items),
+            f"{word}s": len(items),
             "tasks": tasks,
-            "item_s": item_s,
+            f"{word}_s": item_s,
             "load_s": trial.load_s,
             "result_bytes": result_bytes,
-            "tried": [{"item": n + 1, **plain(t)} for n, t in zip(chosen, trial.items, strict=False)],
+            "tried": [{word: n + 1, **plain(t)} for n, t in zip(chosen, trial.items, strict=False)],
         },
         rows=(
-            ("work", f"{human_count(len(items), 'item', grouped=True)} in {human_count(tasks, 'task', grouped=True)}"),
+            ("work", f"{human_count(len(items), word, grouped=True)} in {human_count(tasks, 'task', grouped=True)}"),
             (
-                "an item",
+                f"{'an' if word[0] in 'aeiou' else 'a'} {word}",
                 f"{human_seconds(item_s)}, {human_seconds(min(usual))} to {human_seconds(max(usual))}; result {human_bytes(result_bytes)}",
             ),
         ),
@@ -156,13 +208,16 @@ def _traffic(batches: int, seconds: float) -> Traffic:
     return Traffic(puts=batches * p.puts, gets=batches * p.gets, polls=batches * p.polls, lists=round(batches * (p.lists + looks)))
 
 
-def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, quota_mb: int) -> ItemTrial:
+def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, word: str, quota_mb: int) -> ItemTrial:
     with tempfile.TemporaryDirectory(prefix="ephemeron-dry-run-") as place:
         folder = Path(place)
         (folder / REQUEST_FILE).write_bytes(dumps(request, what=f"an argument of {name}"))
         done = run_probe("item-trial", str(folder), cwd=folder / "cwd", most_s=MOST_S, quota_mb=quota_mb)
     if done.ended == "time":
-        raise JobError(f"{name} takes more than {MOST_S:g} s for one item", remedy="divide it into smaller items")
+        raise JobError(
+            f"{name} takes more than {MOST_S:g} s for one {word}, so that no time and cost can be told",
+            remedy=f"try it with a shorter {word}",
+        )
     if done.ended == "memory":
         raise PlanInfeasible(f"{name} needs more than the {quota_mb} MB of a function; use a larger --memory-mb", binding="memory")
     try:
@@ -171,7 +226,7 @@ def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, quota_mb:
         raise JobError(f"the process of the dry run ended early: {done.last_error}") from None
     if trial.error:
         frames = f"\n{trial.traceback.rstrip()}" if trial.traceback else ""
-        raise JobError(f"{name} fails with item {chosen[trial.failed] + 1}: {trial.error}{frames}")
+        raise JobError(f"{name} fails with {word} {chosen[trial.failed] + 1}: {trial.error}{frames}")
     return trial
 
 

@@ -96,6 +96,8 @@ class SessionTerms:
     """Whether each task is a batch, and functions take none ahead."""
     more_losses: int = 0
     """Functions that may end in a row without progress, beyond what is borne of all runs."""
+    before_s: float = 0.0
+    """Seconds of the run before this session, where it is no other process's that this one goes on with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +178,7 @@ class Session:
         self._traffic = self._before = Traffic()
         self._source = "client"
         """Of its requests, among events."""
-        self._now: Callable[[], float] = lambda: 0.0
+        self._now: Callable[[], float] = lambda: self._terms.before_s
         self._running: set[str] = set()
         self._order = 0
         self._heard_at = 0.0
@@ -281,6 +283,11 @@ class Session:
         if error is not None and not isinstance(error, RunStopped):
             return "failed"
         return "failed" if self.failed and error is None else "stopped" if error is not None or self.cancelled else "finished"
+
+    @property
+    def t(self) -> float:
+        """Seconds since the start of the run."""
+        return self._now()
 
     @property
     def functions(self) -> int:

@@ -23,6 +23,7 @@ from ephemeron.tuning.space import Value
 from ephemeron.tuning.study_file import StudyFile
 from ephemeron.tuning.trial import PREDICTED_S, PREDICTED_USD, REASON, RUN, WORKERS, TrialRun, recorded
 from ephemeron.tuning.trials import Trials, Work
+from ephemeron.units import human_count
 from ephemeron.user_code import line_of
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class Engine:
         self._held: tuple[TrialRun, Work] | None = None
         """A trial that waits."""
         self._over: Literal["", "stopped", "budget", "deadline"] = ""
+        self.reason = ""
+        """Why it was stopped by itself."""
+        self._failures = 0
+        """Trials that have failed in a row."""
         self._kills = False
         self._stopped_usd = 0.0
         """Cost of trials that were stopped at a checkpoint."""
@@ -268,7 +273,7 @@ class Engine:
         if self._over == "stopped":
             trial.store_bill()
             self._stopped_usd += trial.cost_usd
-            return self._on_trial(trial.record("running", "stopped at a checkpoint"))
+            return self._on_trial(trial.record("running", self._how.stopped))
         if self._budget_is_spent(trial.cost_usd):
             self._over = self._over or "budget"
             return self._tell(trial, "pruned", "the budget of the study is spent")
@@ -297,6 +302,16 @@ class Engine:
         self._ended_usd += trial.cost_usd
         self._on_trial(trial.record(state, reason))
         self._on_change()
+        if state == "failed" or trial.started:
+            self._count(state, reason)
+
+    def _count(self, state: TrialStatus, reason: str) -> None:
+        """Stops the study where too many trials have failed in a row: others would, too."""
+        self._failures = self._failures + 1 if state == "failed" else 0
+        most = self._file.max_failures
+        if most is not None and self._failures >= most and not self._over:
+            self.reason = f"{human_count(most, 'trial')} in a row {'has' if most == 1 else 'have'} failed, the last one: {reason}"
+            self.interrupt()
 
     def _changed(self, trial: TrialRun) -> None:
         if self._folder.end_is_requested(trial.number):

@@ -14,6 +14,7 @@ from ephemeron.errors import JobError
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.prices import load_prices
 from ephemeron.runs import detached
+from ephemeron.runs.folders import RunFolder
 from ephemeron.runs.header import RunHeader
 from ephemeron.runs.origin import command_line
 from ephemeron.runs.predictions import Prediction
@@ -41,6 +42,11 @@ class JobSubject:
     def __init__(self, file: StudyFile) -> None:
         self._file = file
         self._predictor = TrialPredictor()
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return self._file.job.path.name
 
     @property
     def platform(self) -> str:
@@ -193,13 +199,20 @@ class JobSubject:
             payload={"file": "" if self._file.path is None else str(self._file.path)},
         )
 
-    def trials(self, folder: StudyFolder, header: RunHeader, ended: Iterable[TrialRecord], location: Settings | None) -> JobTrials:
+    def started(self, run: RunFolder, header: RunHeader) -> RunHeader:
+        """The header of a study that begins, or is gone on with."""
+        return header
+
+    def trials(
+        self, folder: StudyFolder, header: RunHeader, ended: Iterable[TrialRecord], location: Settings | None, *, spent_usd: float
+    ) -> JobTrials:
         """Its trials while one client drives the study. What those that have ended took corrects the predictions of others.
 
         Args:
             folder, header: of the study.
             ended: trials that have ended.
             location: of functions on a cloud; None: elsewhere.
+            spent_usd: by earlier clients, of which each trial has its own part.
         """
         for each in ended:
             if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:

@@ -1,11 +1,11 @@
-"""The kind `study`: its trials are runs of their own, whose `parent` it is. What it is and which trials there are is in its folder, so
-another client goes on with it, a simulated one included."""
+"""The kind `study`: trials of a job are runs of their own, whose `parent` it is; those of an objective are tasks on functions of the study
+itself. What it is and which trials there are is in its folder, so another client goes on with it, a simulated one included."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -16,6 +16,7 @@ from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event, Note, RunEnded, to_json
 from ephemeron.functions.jsonl import Journal
 from ephemeron.runs import detached
+from ephemeron.runs.client_run import summarized
 from ephemeron.runs.cost import Bill
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
 from ephemeron.runs.header import RunHeader, started
@@ -24,7 +25,7 @@ from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_summary
 from ephemeron.tuning import kept, results
 from ephemeron.tuning.folder import STUDY_FILE, StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, written
-from ephemeron.tuning.space import parameters_of
+from ephemeron.tuning.space import FIXED, parameters_of
 from ephemeron.tuning.study_file import load_study
 
 if TYPE_CHECKING:
@@ -80,13 +81,16 @@ class StudyRuns(RunKind):
     def pack(self, folder: RunFolder, header: RunHeader) -> None:
         from ephemeron.tuning.study import Study  # imports this module
 
-        kept.keep(Study.open(_file_of(folder, header), out=folder.path).file, StudyFolder(folder.path))
+        study = Study.open(_file_of(folder, header), out=folder.path)
+        kept.keep(study.as_sent(header.run_id), StudyFolder(folder.path))
 
     def bring_home(self, folder: RunFolder, header: RunHeader) -> None:
         """Names the folders of this machine in the job with the best values."""
         study = StudyFolder(folder.path)
         status = study.status()
         best = next((t for t in status.trials if t.number == status.best), None)
+        if status.is_of_objective:
+            return
         with contextlib.suppress(UserError):  # its files are gone, or have changed
             file = load_study(_file_of(folder, header))
             if best is not None and file.digest == status.digest:
@@ -99,7 +103,8 @@ class StudyRuns(RunKind):
 
         place, status, file = out or folder.path, study.status(), folder.path / STUDY_FILE
         place.mkdir(parents=True, exist_ok=True)
-        space = parameters_of(parse_toml(file.read_text(), where=str(file))["space"], where=f"{file}: space")
+        given = parse_toml(file.read_text(), where=str(file))["space"]
+        space = parameters_of(given, where=f"{file}: space", fixed=() if status.is_of_objective else FIXED)
         drawn = results.draw(place, space, status, optuna.load_study(study_name=status.name, storage=storage))
         if not drawn:
             raise UserError(f"no trial of study {folder.run_id} has a value yet; watch it with: ephemeron attach {folder.run_id}")
@@ -128,27 +133,28 @@ class StudyLog:
         folder, header: of the study.
         known: its status before.
         on_event: called with each event.
+        t: time of its start.
     """
 
-    def __init__(self, folder: RunFolder, header: RunHeader, known: StudyStatus, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, folder: RunFolder, header: RunHeader, known: StudyStatus, on_event: Callable[[Event], None], *, t: float) -> None:
         self._folder, self._header, self._metric, self._on_event = folder, header, known.metric, on_event
         self._journal = Journal(folder.events)
         (folder.path / RESULT_FILE).unlink(missing_ok=True)  # of an earlier client, which was stopped
-        self._add(started(header, t=known.seconds, wall_time=time.time(), notes=known.notes))
+        self._add(started(header, t=t, wall_time=time.time(), notes=known.notes))
 
     def tell(self, trial: TrialRecord, t: float) -> None:
         """Tells of a trial that has ended."""
         if trial.state not in ("running", "waiting"):
             self._add(Note(t=t, text=results.trial_text(trial, self._metric)))
 
-    def conclude(self, status: StudyStatus) -> None:
+    def conclude(self, status: StudyStatus, t: float) -> None:
         """Tells of the end, and writes the result."""
         best = next((t for t in status.trials if t.number == status.best), None)
         if best is not None:
-            self._add(Note(t=status.seconds, text=f"best: {results.trial_text(best, self._metric)}"))
+            self._add(Note(t=t, text=f"best: {results.trial_text(best, self._metric)}"))
         summary = summarize(self._folder, self._header, status)
         ended: Literal["finished", "stopped", "failed"] = summary.status  # type: ignore[assignment]
-        self._add(RunEnded(t=status.seconds, status=ended, causes=list(summary.causes)))
+        self._add(RunEnded(t=t, status=ended, causes=list(summary.causes)))
         write_summary(self._folder, summary)
 
     def _add(self, event: Event) -> None:
@@ -161,10 +167,16 @@ def summarize(folder: RunFolder, header: RunHeader, status: StudyStatus) -> Stud
     best = next((t for t in status.trials if t.number == status.best), None)
     limits = {"budget": "its budget is spent", "deadline": "its deadline is reached"}
     causes = [limits[status.state]] if status.state in limits else []
+    if status.reason:
+        causes.append(status.reason)
     if status.over and best is None:
         causes.append("no trial has finished")
     states = [t.state for t in status.trials]
-    parts = [part for t in status.trials if (part := read_summary(RunFolder(runs_folder() / t.run))) is not None]
+    parts: Sequence[RunSummary] = ()
+    if status.is_of_objective:
+        parts = [summarized(RunSummary, folder, header, status="stopped")]
+    else:
+        parts = [part for t in status.trials if (part := read_summary(RunFolder(runs_folder() / t.run))) is not None]
     invocations = sum(part.invocations for part in parts)
     return StudySummary(
         run_id=header.run_id,

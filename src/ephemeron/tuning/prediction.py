@@ -284,6 +284,14 @@ def most_workers(study: StudyFile) -> int:
     return found
 
 
+def drawn_points(study: StudyFile, count: int) -> Sequence[dict[str, Value]]:
+    """So many combinations of a space: its grid, or drawn at random (seeded)."""
+    if study.spec.sampler == "grid" and grid_size(study.space) <= SAMPLES:
+        return _points(study)[:count]
+    draw = random.Random(study.spec.seed)
+    return [{p.key: _drawn(p, draw) for p in study.space} for _ in range(count)]
+
+
 def _points(study: StudyFile) -> Sequence[dict[str, Value]]:
     draw = random.Random(study.spec.seed)
     space = study.space

@@ -37,11 +37,13 @@ def ranked(status: StudyStatus) -> list[TrialRecord]:
 
 def rows(status: StudyStatus) -> list[dict[str, Any]]:
     """Trials as rows, best first."""
+    others = list(dict.fromkeys(name for t in status.trials for name in t.metrics if name not in status.parameters))
     return [
         {
             "trial": t.number,
             "state": t.state,
             status.metric: t.value,
+            **{name: t.metrics.get(name) for name in others},
             **t.parameters,
             "evaluations": t.evaluations,
             "cost_usd": t.cost_usd,
@@ -69,7 +71,7 @@ def write(folder: StudyFolder, file: StudyFile, status: StudyStatus, study: optu
     best = next((t for t in status.trials if t.number == status.best), None)
     if best is not None:
         path = folder.path / BEST_FILE
-        path.write_text(best_job(file, status, best))
+        path.write_text(best_values(status, best) if status.is_of_objective else best_job(file, status, best))
         written.append(path)
     return [*written, *draw(folder.path, file.space, status, study)]
 
@@ -111,6 +113,11 @@ def importances(study: optuna.Study) -> dict[str, float]:
     except (RuntimeError, ValueError) as e:
         _log.info("no importances: %s", e)
         return {}
+
+
+def best_values(status: StudyStatus, best: TrialRecord) -> str:
+    """The values of a trial of an objective, as TOML."""
+    return f"# Trial {best.number} of study {status.name}: {status.metric} {best.value!r}.\n{toml_text(dict(best.parameters))}"
 
 
 def best_job(file: StudyFile, status: StudyStatus, best: TrialRecord) -> str:

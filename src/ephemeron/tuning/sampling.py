@@ -47,21 +47,38 @@ def sampler_of(spec: StudySpec, space: Sequence[Parameter], number: int) -> Base
     return TPESampler(seed=seed, multivariate=True)
 
 
-def pruner_of(spec: StudySpec, evaluations: int) -> BasePruner:
+def pruner_of(spec: StudySpec, evaluations: int | None) -> BasePruner:
     """The pruner.
 
     Args:
         spec: of the study.
-        evaluations: of a trial that runs to its end.
+        evaluations: of a trial that runs to its end; None: as many as the longest that has finished, before which none is ended.
     """
     from optuna.pruners import HyperbandPruner, NopPruner, SuccessiveHalvingPruner
 
     p = spec.pruner
+    if evaluations is None and (p.name == "hyperband" or p.min_evaluations is None):
+        return _later(spec)
+    evaluations = evaluations or 1
     if p.name == "asha":
         return SuccessiveHalvingPruner(min_resource=p.first_decision(evaluations), reduction_factor=p.reduction_factor)
     if p.name == "hyperband":
         return HyperbandPruner(min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor)
     return NopPruner()
+
+
+def _later(spec: StudySpec) -> BasePruner:
+    """The pruner of trials of which it is not known how many values they report before one has finished."""
+    from optuna.pruners import BasePruner
+    from optuna.trial import TrialState
+
+    class Later(BasePruner):  # type: ignore[misc]  # Optuna may be absent
+        def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+            finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            most = max((len(t.intermediate_values) for t in finished), default=0)
+            return most > 0 and pruner_of(spec, most).prune(study, trial)
+
+    return Later()
 
 
 def suggest(study: optuna.Study, spec: StudySpec, space: Sequence[Parameter]) -> tuple[dict[str, Any], Mapping[str, Any]]:

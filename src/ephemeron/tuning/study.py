@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -31,14 +32,19 @@ from ephemeron.tuning import data_service, kind, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
 from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, folder_of, storage_of, written
 from ephemeron.tuning.job_subject import JobSubject
+from ephemeron.tuning.objective_subject import ObjectiveSubject
 from ephemeron.tuning.prediction import SpacePrediction
-from ephemeron.tuning.study_file import StudyFile, load_study
+from ephemeron.tuning.study_file import KeptObjective, StudyFile, load_study
 from ephemeron.tuning.trial import recorded
+from ephemeron.tuning.trials import TrialsBroken
+from ephemeron.user_code import line_of
 
 if TYPE_CHECKING:
     import optuna
 
     from ephemeron.functions.async_invoke.provider import Settings
+
+_log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.3
 """Interval at which a client that watches reads the status."""
@@ -76,7 +82,7 @@ class StudyResult:
 
 
 class Study:
-    """A search for the best parameters of a job.
+    """A search for the best parameters of a job or of an objective.
 
     Args:
         file: what the study is.
@@ -85,7 +91,7 @@ class Study:
 
     def __init__(self, file: StudyFile, folder: StudyFolder) -> None:
         self.file, self.folder = file, folder
-        self.subject = JobSubject(file)
+        self.subject: JobSubject | ObjectiveSubject = JobSubject(file) if file.spec.objective is None else ObjectiveSubject(file, folder)
         self.cloud: Settings | None = None
         """Location of the functions on a cloud, such as `AwsSettings`, for a study that begins; None: its default."""
 
@@ -265,6 +271,18 @@ class Study:
         blocking.run(lambda _: detached.hand_over(run, open_header(run), variables))
         return header.run_id
 
+    def as_sent(self, run: str) -> StudyFile:
+        """The study file; of an objective with its function as it is sent.
+
+        Args:
+            run: name of the study among runs.
+        """
+        if not isinstance(self.subject, ObjectiveSubject):
+            return self.file
+        self.subject.admit(self._location())
+        shipment, form = self.subject.shipped(run)
+        return dataclasses.replace(self.file, kept=KeptObjective(shipment=shipment, form=form))
+
     def _location(self) -> Settings | None:
         """Location of the functions on a cloud: where the study began, if it has."""
         header = read_header(self.folder.run)
@@ -343,15 +361,17 @@ class Study:
         run = self.folder.run
         if not (run.path / KEY_FILE).exists():
             run.create_key()  # from which those of its trials are derived
+        header = self.subject.started(run, header)
         if simulated and run.events.exists():  # trials that had not ended begin again
             known = dataclasses.replace(known, seconds=last_t(run))
-        log = kind.StudyLog(run, header, known, on_event)
         ended = [recorded(t) for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+        trials = self.subject.trials(self.folder, header, ended, self._location(), spent_usd=known.spent_usd)
+        log = kind.StudyLog(run, header, known, on_event, t=trials.t(known.seconds))
         engine = Engine(
             self.file,
             self.folder,
             study,
-            self.subject.trials(self.folder, header, ended, self._location()),
+            trials,
             places=self.subject.places(),
             token=known.token,
             seconds=known.seconds,
@@ -360,7 +380,7 @@ class Study:
         )
 
         def told(trial: TrialRecord) -> None:
-            log.tell(trial, engine.seconds)
+            log.tell(trial, trials.t(engine.seconds))
             on_trial(trial)
 
         def write() -> None:
@@ -376,14 +396,21 @@ class Study:
 
         from ephemeron.functions import simulation
 
-        state = blocking.run(main, runner=simulation.run if simulated else asyncio.run)
-        status = self._now(study, known, engine, state)
+        broken: TrialsBroken | None = None
+        try:
+            state = blocking.run(main, runner=simulation.run if simulated else asyncio.run)
+        except TrialsBroken as e:
+            state, broken = "stopped", e
+        status = self._now(study, known, engine, state, reason=engine.reason if broken is None else line_of(broken.error))
         self.folder.write(status)
         results.write(self.folder, self.file, status, study)
-        log.conclude(status)
+        log.conclude(status, trials.t(status.seconds))
+        if broken is not None:
+            _log.warning("study %s was stopped; go on with it: ephemeron resume %s", known.name, header.run_id)
+            raise broken.error
         return StudyResult(status)
 
-    def _now(self, study: optuna.Study, known: StudyStatus, engine: Engine, state: StudyState) -> StudyStatus:
+    def _now(self, study: optuna.Study, known: StudyStatus, engine: Engine, state: StudyState, *, reason: str = "") -> StudyStatus:
         ended = [recorded(t) for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
         unfinished = engine.unfinished
         if state == "stopped":
@@ -399,11 +426,12 @@ class Study:
             spent_usd=round(engine.spent_usd, 9),
             best=None if best is None else best.number,
             trials=tuple(sorted([*ended, *unfinished], key=lambda t: t.number)),
+            reason=reason,
         )
 
-    def _first_status(self, expected: SpacePrediction, note: str) -> StudyStatus:
+    def _first_status(self, expected: SpacePrediction | None, note: str) -> StudyStatus:
         spec = self.file.spec
-        predicted = expected.cheapest is not None
+        predicted = expected is not None and expected.cheapest is not None
         return StudyStatus(
             name=spec.name,
             digest=self.file.digest,
@@ -413,18 +441,19 @@ class Study:
             mode=spec.mode,
             sampler=spec.sampler,
             pruner=spec.pruner.name,
-            job=self.file.job.path.name,
+            job=self.subject.name,
             parameters=tuple(p.key for p in self.file.space),
             trials_planned=self.file.trials,
             concurrency=self.subject.places(),
             budget_usd=spec.budget_usd,
             deadline_s=spec.deadline_s,
-            predicted_usd=expected.cost_usd if predicted else None,
-            predicted_s=expected.seconds if predicted else None,
+            predicted_usd=expected.cost_usd if predicted and expected else None,
+            predicted_s=expected.seconds if predicted and expected else None,
             notes=(note,) if note else (),
+            is_of_objective=spec.objective is not None,
         )
 
-    def _stored(self, evaluations: int) -> optuna.Study:
+    def _stored(self, evaluations: int | None) -> optuna.Study:
         import optuna
 
         with sampling.quiet():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-RUN, ENDING, REASON, COST, SECONDS, PREDICTED_USD, PREDICTED_S, STARTED, WORKERS = (
+RUN, ENDING, REASON, COST, SECONDS, PREDICTED_USD, PREDICTED_S, STARTED, WORKERS, METRICS, TRACEBACK = (
     "run",
     "ending",
     "reason",
@@ -32,6 +32,8 @@ RUN, ENDING, REASON, COST, SECONDS, PREDICTED_USD, PREDICTED_S, STARTED, WORKERS
     "predicted_s",
     "started",
     "workers",
+    "metrics",
+    "traceback",
 )
 """Names of a trial's user attributes in Optuna's storage."""
 
@@ -64,6 +66,8 @@ class TrialRun:
         """Why it ends early; empty: it does not."""
         self.started = bool(trial.user_attrs.get(STARTED))
         self.value: float | None = None
+        self.metrics: Mapping[str, int | float | str] = {}
+        self.traceback = ""
         self.cost_usd: float = trial.user_attrs.get(COST, 0.0)
         self.seconds: float = trial.user_attrs.get(SECONDS, 0.0)
         self._on_change = on_change
@@ -131,6 +135,7 @@ class TrialRun:
             parameters=self.values,
             run=self.run,
             value=self.value,
+            metrics=self.metrics,
             evaluations=self.evaluations,
             workers=self.workers,
             cost_usd=round(self.cost_usd, 9),
@@ -139,6 +144,7 @@ class TrialRun:
             predicted_s=None if p is None else p.seconds,
             started=self.started,
             reason=reason or self.ending,
+            traceback=self.traceback,
         )
 
 
@@ -162,6 +168,7 @@ def recorded(trial: FrozenTrial) -> TrialRecord:
         parameters=dict(trial.params),
         run=attributes.get(RUN, ""),
         value=None if value is None or math.isnan(value) else value,
+        metrics=attributes.get(METRICS, {}),
         evaluations=len(steps),
         workers=attributes.get(WORKERS, 0),
         cost_usd=attributes.get(COST, 0.0),
@@ -170,4 +177,5 @@ def recorded(trial: FrozenTrial) -> TrialRecord:
         predicted_s=attributes.get(PREDICTED_S),
         started=bool(attributes.get(STARTED)),
         reason=attributes.get(REASON, ""),
+        traceback=attributes.get(TRACEBACK, ""),
     )

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from ephemeron.errors import EphemeronError
 from ephemeron.tuning.prediction import TrialPrediction
 from ephemeron.tuning.space import Values
 from ephemeron.tuning.trial import TrialRun
@@ -42,11 +43,25 @@ Raises:
 """
 
 
+class TrialsBroken(Exception):
+    """No trial can take place any more, whatever its values. The study stops, and can be gone on with.
+
+    Args:
+        error: why.
+    """
+
+    def __init__(self, error: EphemeronError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Trials(ABC):
     """Trials of a study while one client drives it."""
 
     simulated: bool
     """Whether they take place in virtual time, and end with their client."""
+    stopped = "stopped at a checkpoint"
+    """What has become of one that an interrupt has stopped."""
 
     @abstractmethod
     def prepare(self, values: Values) -> PreparedTrial:
@@ -92,3 +107,11 @@ class Trials(ABC):
             of_trials: sum over its trials.
         """
         return of_trials
+
+    def t(self, seconds: float) -> float:
+        """Time among the events of the study.
+
+        Args:
+            seconds: for which it was driven.
+        """
+        return seconds
