@@ -434,13 +434,15 @@ class TaskBegan(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReported(Event):
-    """A task has reported a value before its end."""
+    """A task has reported a value before its end. One that reports many times a second tells some of them here."""
 
     kind: ClassVar[str] = "task_reported"
     rank: int
     attempt: int
     task: str
     """Its id."""
+    number: int
+    """Of the report, from 1, in this try of the task."""
     step: int
     value: float | None
     """None: it is not finite."""

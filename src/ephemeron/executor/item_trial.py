@@ -17,7 +17,7 @@ from ephemeron.config.own_processes import peak_mb
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError
 from ephemeron.functions.entries import PRELOADS
-from ephemeron.functions.shipped_code import CodeLoader, Shipped, dumps
+from ephemeron.functions.shipped_code import CodeLoader, Shipped, dumps, with_own_paths
 from ephemeron.functions.shipped_tasks import code_keys
 from ephemeron.user_code import frames_of, guarded, line_of, unpickled
 
@@ -85,7 +85,7 @@ def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
     except EphemeronError as e:
         return ItemTrial(error=str(e), failed=len(tried))
     except Exception as e:  # noqa: BLE001 - the user's
-        return ItemTrial(error=line_of(e), failed=len(tried), traceback=frames_of(e, folder))
+        return ItemTrial(error=line_of(e), failed=len(tried), traceback=with_own_paths(frames_of(e, folder)))
     return ItemTrial(load_s=load_s, items=tuple(tried), peak_mb=peak_mb())
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.5
 """Interval at which requests to end trials are looked for, and `study.json` is renewed."""
+_STORED_AT_ONCE = 2
+"""Reports of a trial that are stored in such an interval; the others when it ends."""
 OnTrial = Callable[[TrialRecord], None]
 
 
@@ -86,6 +88,11 @@ class Engine:
     def seconds(self) -> float:
         """For which the study was driven so far."""
         return self._before_s + (0.0 if self._loop is None else self._loop.time() - self._began_at)
+
+    @property
+    def stopped(self) -> str:
+        """What has become of trials that an interrupt has stopped."""
+        return self._how.stopped
 
     @property
     def spent_usd(self) -> float:
@@ -208,7 +215,14 @@ class Engine:
     def _run_of(self, trial: FrozenTrial) -> TrialRun:
         attributes = trial.user_attrs
         predicted = TrialPrediction(attributes[PREDICTED_S], attributes[PREDICTED_USD]) if PREDICTED_S in attributes else None
-        return TrialRun(self._study, trial, workers=attributes.get(WORKERS, 0), predicted=predicted, on_change=self._changed)
+        return TrialRun(
+            self._study,
+            trial,
+            workers=attributes.get(WORKERS, 0),
+            predicted=predicted,
+            on_change=self._changed,
+            reports_often=self._how.reports_often,
+        )
 
     @property
     def _used(self) -> int:
@@ -337,6 +351,7 @@ class Engine:
             await asyncio.sleep(LOOK_EVERY_S)
             self._heed()
             for trial in list(self._trials.values()):
+                trial.store_reports(_STORED_AT_ONCE)
                 if self._folder.end_is_requested(trial.number):
                     trial.end("ended by request")
             self._on_change()

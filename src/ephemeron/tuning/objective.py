@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from ephemeron.errors import JobError
 from ephemeron.executor.shipping import name_of, target_of
 from ephemeron.tuning.objective_call import CallForm
 
+FUNCTION = r"[^:\s]+:[^:\s]+"
+"""Form of the name of a function."""
 _TRIAL = "trial"
 _MAPPINGS = ("params", "parameters", "config")
 """Names of an argument that takes all values; others do where they are annotated as a mapping."""
@@ -26,7 +29,7 @@ class ObjectiveSpec(Typed):
 
     SHORTHAND: ClassVar[str] = "function"
 
-    function: Annotated[str, Form(r"[^:\s]+:[^:\s]+|", "module:function")]
+    function: Annotated[str, Form(f"{FUNCTION}|", "module:function")]
     """`module:function`; empty: a function of a program, which has no name."""
     code: tuple[Path, ...] = ()
     """Folders in which its module is searched, after that of the study's file, and which are sent to functions beside the module's own."""
@@ -91,11 +94,24 @@ def named(function: Callable[..., Any] | str, code: Sequence[Path] = ()) -> tupl
         JobError: see `find_function`.
     """
     if isinstance(function, str):
+        if not re.fullmatch(FUNCTION, function):
+            raise JobError(f"objective {function!r} is not of the form module:function", remedy="write such as 'models:fit'")
         function = find_function(ObjectiveSpec(function=function, code=tuple(code)), None)
+    check_callable(function)
     target = target_of(function)
     module = inspect.getmodule(function) if target else None
     own = [] if module is None or is_installed(module) else [folder_of(module, Path.cwd())]
     return target, [str(folder.resolve()) for folder in dict.fromkeys([*own, *(each.resolve() for each in code)])]
+
+
+def check_callable(function: object) -> None:
+    """Refuses what is no function.
+
+    Raises:
+        JobError: it cannot be called.
+    """
+    if not callable(function):
+        raise JobError(f"the objective is {function!r:.80}, which cannot be called", remedy="give a function, or module:function")
 
 
 def objective_of(function: Callable[..., Any], keys: Sequence[str]) -> Objective:
@@ -108,8 +124,7 @@ def objective_of(function: Callable[..., Any], keys: Sequence[str]) -> Objective
     Raises:
         JobError: it cannot be called with these parameters.
     """
-    if not callable(function):
-        raise JobError(f"the objective is {function!r:.80}, which cannot be called", remedy="give a function, or module:function")
+    check_callable(function)
     name = name_of(function)
     if any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004 - an object's own
         raise JobError(f"objective {name} is a coroutine function", remedy="give one that returns when it has its result")

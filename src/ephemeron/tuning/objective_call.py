@@ -15,6 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from ephemeron.errors import JobError
+from ephemeron.functions.shipped_code import with_own_paths
 from ephemeron.functions.tasks.running_task import RunningTask
 from ephemeron.user_code import Interruption, failure, guarded, line_of, raised_by
 
@@ -51,7 +52,7 @@ class Trial:
 
     def report(self, step: int, value: float) -> None:
         """Reports a value of the metric before the end, on which the pruner decides. Does not wait for the decision: that is met by
-        a later report.
+        a later report. Of a function that reports many times a second, the study is told some values at once, and all of them at its end.
 
         Args:
             step: such as an epoch; of a step that was reported before, the first value counts.
@@ -137,10 +138,10 @@ def run_trial(task: RunningTask | None, function: Callable[..., Any], call: Tria
     except Interruption as e:
         if call.timeout_s is None or time.perf_counter() - began < call.timeout_s:
             raise
-        _, trace = failure(_users(e))
+        _, trace = _failure(e)
         return TrialOutcome(reports=trial.reports, error=f"TimeoutError: not done after timeout_s = {call.timeout_s:g}", traceback=trace)
     except Exception as e:  # noqa: BLE001 - the user's
-        error, trace = failure(_users(e))
+        error, trace = _failure(e)
         return TrialOutcome(reports=trial.reports, error=error, traceback=trace)
     return judged(result, call.metric, trial.reports)
 
@@ -178,14 +179,15 @@ def judged(result: object, metric: str, reports: tuple[tuple[int, float], ...] =
     if isinstance(result, Mapping):
         if metric not in result:
             has = ", ".join(str(key) for key in result) or "nothing"
-            return TrialOutcome(reports=reports, error=f"its result has no {metric!r}, the metric of the study; it has {has}")
+            error = f"its result has no {metric!r}, which is the metric of the study; it has {has}: name one of them as metric"
+            return TrialOutcome(reports=reports, error=error)
         found = result[metric]
         others = {str(key): kept for key, value in result.items() if key != metric and (kept := _kept(value)) is not None}
     value = as_number(found)
     what = f"its {metric}" if isinstance(result, Mapping) else "its result"
     if value is None:
-        form = f"a number, or a dict with {metric!r}" if found is result else "a number"
-        return TrialOutcome(reports=reports, metrics=others, error=f"{what} is {_shown(found)}, not {form}")
+        form = f"neither a number nor a dict with {metric!r}" if found is result else "not a number"
+        return TrialOutcome(reports=reports, metrics=others, error=f"{what} is {_shown(found)}: {form}")
     if not math.isfinite(value):
         return TrialOutcome(reports=reports, metrics=others, error=f"{what} is {value}, which is not finite")
     return TrialOutcome(value=value, metrics=others, reports=reports)
@@ -234,10 +236,12 @@ def _shown(value: object) -> str:
     return f"{text if len(text) <= 80 else text[:77] + '…'}, {'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def _users(e: BaseException) -> BaseException:
-    """The exception without the frames of this module at the beginning of its traceback."""
+def _failure(e: BaseException) -> tuple[str, str]:
+    """An exception as one line, and its traceback: without the frames of this module at its beginning, and with the user's files as the
+    user knows them. Never raises."""
     e = raised_by(e)
     trace: TracebackType | None = e.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
-    return e.with_traceback(trace)
+    line, text = failure(e.with_traceback(trace))
+    return line, with_own_paths(text)

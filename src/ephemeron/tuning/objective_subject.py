@@ -48,6 +48,7 @@ class ObjectiveSubject:
     def __init__(self, file: StudyFile, folder: StudyFolder) -> None:
         self._file, self._folder = file, folder
         self._admitted: tuple[PlaceOptions, dict[str, str], Limits] | None = None
+        self._is_checked = False
 
     @property
     def spec(self) -> ObjectiveSpec:
@@ -134,10 +135,13 @@ class ObjectiveSubject:
         Raises:
             UserError: see above.
         """
+        if self._is_checked:
+            return
         if self._file.kept is None:
             self.objective()
         self.admit(location)
         self.shipped("check")
+        self._is_checked = True
 
     def predict(self, on_progress: Callable[[str], None], *, measures: bool = True) -> tuple[None, str]:
         """Nothing: what a trial takes is known when one was tried (`dry_run`)."""

@@ -46,10 +46,11 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.5
 """Interval at which the budget is looked at."""
 _ENDS: Mapping[str, str] = {
-    "out_of_memory": "was killed: it needs more than the {memory_mb:,} MB that it has (memory_mb)",
-    "timed_out": "was killed at its time limit",
-    "lost": "was killed, or has died",
+    "out_of_memory": "was killed{times} above the {memory_mb:,} MB that it has; use a larger memory_mb",
+    "timed_out": "was killed{times} at its time limit",
+    "lost": "died{times}",
 }
+"""What has happened to the function of a trial, by the status of its end."""
 
 
 class _Running:
@@ -83,7 +84,7 @@ class _Running:
         self._deaths += 1
         if self._deaths > retries and not self.failure:
             times = f" {human_count(self._deaths, 'time')}" if self._deaths > 1 else ""
-            self.failure = f"its function {why}{times}"
+            self.failure = f"its function {why.format(times=times)}"
             self.future.cancel()
 
     def stop(self) -> None:
@@ -136,6 +137,7 @@ class ObjectiveTrials(Trials):
         self._on: dict[int, str] = {}
         """By rank, the task that its function has begun last."""
 
+    reports_often = True
     stopped = "stopped: it begins anew"
 
     def prepare(self, values: Values) -> PreparedTrial:
@@ -253,7 +255,9 @@ class ObjectiveTrials(Trials):
             session.add([submission])
             session.wake()
             with trial.stop.handled(lambda reason="": one.stop()):
-                await asyncio.wait([asyncio.wrap_future(one.future)])
+                ended = asyncio.wrap_future(one.future)
+                ended.add_done_callback(lambda future: future.cancelled() or future.exception())  # seen: it is looked at below
+                await asyncio.wait([ended])
         finally:
             del self._of[one.future.task]
         self._check()
@@ -271,8 +275,8 @@ class ObjectiveTrials(Trials):
         trial = one.trial
         if not trial.started:  # its events are still on their way
             trial.begin()
-        for step, value in outcome.reports:
-            trial.report(step, value, decides=False)
+        for number, (step, value) in enumerate(outcome.reports, 1):
+            trial.report(step, value, number=number, decides=False)
         trial.metrics = outcome.metrics
         if trial.metrics:
             trial.store(METRICS, dict(trial.metrics))
@@ -318,7 +322,7 @@ class ObjectiveTrials(Trials):
                 one.began(event.t)
         elif isinstance(event, TaskReported) and (one := self._of.get(event.task)) is not None:
             self._note(one, event.t)
-            one.trial.report(event.step, math.nan if event.value is None else event.value)
+            one.trial.report(event.step, math.nan if event.value is None else event.value, number=event.number)
         elif isinstance(event, Ended):
             one = self._of.get(self._on.pop(event.rank, ""))
             if one is None:
@@ -326,6 +330,7 @@ class ObjectiveTrials(Trials):
             if event.status == "cancelled":
                 one.left()
             elif event.status != "ok":
-                why = _ENDS.get(event.status, "has failed: " + (event.error.strip().splitlines() or ["error"])[0])
+                said = (event.error.strip().splitlines() or [event.status])[0].replace("{", "{{").replace("}", "}}")
+                why = _ENDS.get(event.status, f"failed{{times}}: {said}").replace("{memory_mb:,}", f"{self._options.memory_mb:,}")
                 _log.info("the function of trial %d has ended: %s", one.trial.number, event.status)
-                one.lost(event.t, why.format(memory_mb=self._options.memory_mb), retries=self._spec.retries)
+                one.lost(event.t, why, retries=self._spec.retries)

@@ -101,6 +101,14 @@ def trial_text(trial: TrialRecord, metric: str) -> str:
     return f"trial {trial.number} {trial.state}{value}{took}  {parameters_text(trial.parameters)}{reason}"
 
 
+def hint(status: StudyStatus) -> str:
+    """What the user of an objective may want to know of its trials; empty: nothing."""
+    finished = [t for t in status.trials if t.state == "finished"]
+    if status.is_of_objective and status.pruner != "none" and finished and not any(t.evaluations for t in status.trials):
+        return f"no trial has reported a value, so pruner {status.pruner} has ended none: call trial.report(step, value)"
+    return ""
+
+
 def importances(study: optuna.Study) -> dict[str, float]:
     """Share of each parameter in the differences between finished trials; empty where there are too few of them."""
     from optuna.importance import get_param_importances

@@ -113,21 +113,37 @@ class Study:
             JobError: the file is refused, or it or an option has changed since the study began.
             MissingExtra: Optuna is not installed.
         """
-        try:
-            import optuna  # noqa: F401
-        except ModuleNotFoundError:
-            raise MissingExtra("Optuna", "tuning") from None
+        _require_optuna()
         file = load_study(path)
-        folder = folder_of(file.spec.name) if out is None else StudyFolder(Path(out))
+        return cls.of(file, folder_of(file.spec.name) if out is None else StudyFolder(Path(out)), options=options, what=str(path))
+
+    @classmethod
+    def of(cls, file: StudyFile, folder: StudyFolder, *, options: Mapping[str, Any] | None = None, what: str = "the study") -> Study:
+        """The same of a study that was read.
+
+        Args:
+            file: what the study is.
+            folder: of its files.
+            options: see `open`.
+            what: of which it was read, for messages.
+
+        Raises:
+            JobError, MissingExtra: see `open`.
+        """
+        _require_optuna()
         begun = folder.options() if folder.exists else {}
         for name, value in (options or {}).items():
             if folder.exists and begun.get(name, value) != value:
                 raise JobError(f"the study in {folder.path} has begun with {name} = {begun[name]}", remedy="leave the option out")
         study = cls(file.with_options({**begun, **(options or {})}), folder)
-        file = study.file
-        if folder.exists and folder.status().digest != file.digest:
+        if folder.exists and folder.status().digest != study.file.digest:
+            if file.spec.objective is not None:
+                raise JobError(
+                    f"there is a study in {folder.path} already, and not with these values of {what}",
+                    remedy="give those with which it began, or begin another one by another name or in another folder (--name, --out)",
+                )
             raise JobError(
-                f"{path} or its job has changed since the study in {folder.path} began",
+                f"{what} or its job has changed since the study in {folder.path} began",
                 remedy="restore the files, or begin another study: --out FOLDER",
             )
         return study
@@ -215,6 +231,7 @@ class Study:
             KeyboardInterrupt: an interrupt has stopped all trials at a checkpoint; `run(resume=True)` goes on.
         """
         self._refuse_elsewhere()
+        self._check_early()
         with written(self.folder.path), self.folder.driving(), blocking.handled_interrupts() as interrupts:
             result = self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress, labels=labels)
         if interrupts.happened and not quiet_interrupt and result.status.state == "stopped":
@@ -260,6 +277,7 @@ class Study:
         labels = check_labels(labels)
         self.cloud, variables = self.subject.check_detached(self.cloud)
         self._refuse_elsewhere()
+        self._check_early()
         with written(self.folder.path), self.folder.driving():
             known = self.folder.status() if self.folder.exists else None
             _, known = self._begun(known, resume=resume, on_progress=on_progress)
@@ -282,6 +300,11 @@ class Study:
         self.subject.admit(self._location())
         shipment, form = self.subject.shipped(run)
         return dataclasses.replace(self.file, kept=KeptObjective(shipment=shipment, form=form))
+
+    def _check_early(self) -> None:
+        """Refuses a new study of an objective before there is a folder of it."""
+        if isinstance(self.subject, ObjectiveSubject) and not self.folder.exists:
+            self.subject.check(self._location())
 
     def _location(self) -> Settings | None:
         """Location of the functions on a cloud: where the study began, if it has."""
@@ -415,7 +438,8 @@ class Study:
         unfinished = engine.unfinished
         if state == "stopped":
             ids = {t.number for t in ended}
-            unfinished = [recorded(t) for t in study.get_trials(deepcopy=False) if t.number not in ids]
+            left = [recorded(t) for t in study.get_trials(deepcopy=False) if t.number not in ids]
+            unfinished = [dataclasses.replace(t, reason=engine.stopped if t.started else "") for t in left]
         sign = 1 if self.file.spec.mode == "min" else -1
         finished = [t for t in ended if t.state == "finished" and t.value is not None]
         best = min(finished, key=lambda t: (sign * (t.value or 0.0), t.number), default=None)
@@ -465,6 +489,13 @@ class Study:
                 sampler=optuna.samplers.RandomSampler(seed=0),
                 pruner=sampling.pruner_of(self.file.spec, evaluations),
             )
+
+
+def _require_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtra("Optuna", "tuning") from None
 
 
 def run_folder(trial: TrialRecord) -> Path:

@@ -155,6 +155,10 @@ class StudyFile:
         spec = dataclasses.replace(self.spec, **{names[name]: value for name, value in options.items() if name in names})
         return dataclasses.replace(self, spec=spec, template=dataclasses.replace(self.job, document=document), options=options)
 
+    def with_function(self, function: Callable[..., Any]) -> StudyFile:
+        """The study with an objective that a program has given."""
+        return dataclasses.replace(self, function=function)
+
     @property
     def job(self) -> JobTemplate:
         """The job of a study of one."""

@@ -3,10 +3,14 @@
 What is known of a trial is in Optuna's storage, written before anything follows from it: its values and the name of its run
 before the run starts, each report before the decision on it, cost and reason before the state it ends with. So a client that
 goes on after another was killed reads the events again, and finds what has been stored.
+
+A transaction takes about 10 ms, in which the client does nothing else. Functions may report many times a second, so their reports are
+stored later, and not all of them: what is not stored is in the events.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-RUN, ENDING, REASON, COST, SECONDS, PREDICTED_USD, PREDICTED_S, STARTED, WORKERS, METRICS, TRACEBACK = (
+RUN, ENDING, REASON, COST, SECONDS, PREDICTED_USD, PREDICTED_S, STARTED, WORKERS, METRICS, TRACEBACK, EVALUATIONS = (
     "run",
     "ending",
     "reason",
@@ -34,6 +38,7 @@ RUN, ENDING, REASON, COST, SECONDS, PREDICTED_USD, PREDICTED_S, STARTED, WORKERS
     "workers",
     "metrics",
     "traceback",
+    "evaluations",
 )
 """Names of a trial's user attributes in Optuna's storage."""
 
@@ -47,6 +52,7 @@ class TrialRun:
         workers: number of its functions; 0: not known.
         predicted: its time and cost; None: not predicted.
         on_change: called after its reports and its beginning.
+        reports_often: whether reports are stored later, and not all of them.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class TrialRun:
         workers: int,
         predicted: TrialPrediction | None,
         on_change: Callable[[TrialRun], None],
+        reports_often: bool = False,
     ) -> None:
         self._study, self._id = study, trial._trial_id
         self.number, self.values = trial.number, dict(trial.params)
@@ -74,11 +81,17 @@ class TrialRun:
         self._known = set(trial.intermediate_values)
         self._steps: dict[int, int] = {}
         """By step, the number of the report, from 1."""
+        self._reported = 0
+        self._reports_often = reports_often
+        self._values: dict[int, float] = {}
+        """By number, of reports that are not all stored."""
+        self._to_store: dict[int, float] = {}
+        """Those of them that are to be stored."""
 
     @property
     def evaluations(self) -> int:
         """Reports so far."""
-        return len(self._steps)
+        return self._reported
 
     def begin(self) -> None:
         """Takes in that it has functions."""
@@ -89,24 +102,51 @@ class TrialRun:
             self.stop.kill(self.ending)
         self._on_change(self)
 
-    def report(self, step: int, value: float, *, decides: bool = True) -> None:
+    def report(self, step: int, value: float, *, number: int = 0, decides: bool = True) -> None:
         """Takes in a value. One of a step that was reported before is not decided on again.
 
         Args:
             step: of the trial, such as an iteration.
             value: of the metric; not finite: there is none.
+            number: of the report, from 1; 0: one more than before.
             decides: whether the trial goes on afterwards, unless the pruner ends it.
         """
-        number = self._steps.setdefault(step, len(self._steps) + 1)
+        number = self._steps.setdefault(step, number or len(self._steps) + 1)
+        self._reported = max(self._reported, number)
         self.value = None if math.isnan(value) else value
+        if self._reports_often:
+            self._values.setdefault(number, value)
         if number not in self._known:
             self._known.add(number)
-            self._study._storage.set_trial_intermediate_value(self._id, number, value)
-            if decides and not self.ending:
-                trial = self._study._storage.get_trial(self._id)
-                if self._study.pruner.prune(self._study, trial):
-                    self.end(f"pruned at evaluation {number}")
+            self._to_store[number] = value
+            if not self._reports_often:
+                self.store_reports()
+            if decides and not self.ending and self._is_worse():
+                self.end(f"pruned at evaluation {number}")
         self._on_change(self)
+
+    def store_reports(self, most: int | None = None) -> None:
+        """Stores reports that are not stored yet.
+
+        Args:
+            most: of them; None: all.
+        """
+        last = max(self._to_store, default=0) if most is None else 0
+        for number in list(self._to_store)[:most]:
+            value = self._to_store.pop(number)
+            if not self._reports_often or _is_stored(number) or number == last:
+                self._study._storage.set_trial_intermediate_value(self._id, number, value)
+
+    def _is_worse(self) -> bool:
+        """Whether the pruner ends it."""
+        from optuna.pruners import NopPruner
+
+        pruner = self._study.pruner
+        if isinstance(pruner, NopPruner):
+            return False
+        trial = copy.copy(self._study._storage.get_trial(self._id))
+        trial.intermediate_values = {**trial.intermediate_values, **self._values}
+        return bool(pruner.prune(self._study, trial))
 
     def end(self, reason: str) -> None:
         """Ends the trial's functions at once."""
@@ -122,7 +162,10 @@ class TrialRun:
         self._study._storage.set_trial_user_attr(self._id, name, value)
 
     def store_bill(self) -> None:
-        """Stores cost and time of the trial so far."""
+        """Stores cost and time of the trial so far, and what it has reported."""
+        self.store_reports()
+        if self._reports_often:
+            self.store(EVALUATIONS, self.evaluations)
         self.store(COST, self.cost_usd)
         self.store(SECONDS, self.seconds)
 
@@ -148,6 +191,11 @@ class TrialRun:
         )
 
 
+def _is_stored(number: int) -> bool:
+    """Whether a report is stored, of one of those who report often: the first 64, every second of the next 64, every fourth of the next 128."""
+    return number % (1 << max(0, (number - 1).bit_length() - 6)) == 0
+
+
 def recorded(trial: FrozenTrial) -> TrialRecord:
     """A trial that has ended, as Optuna's storage has it."""
     from optuna.trial import TrialState
@@ -169,7 +217,7 @@ def recorded(trial: FrozenTrial) -> TrialRecord:
         run=attributes.get(RUN, ""),
         value=None if value is None or math.isnan(value) else value,
         metrics=attributes.get(METRICS, {}),
-        evaluations=len(steps),
+        evaluations=attributes.get(EVALUATIONS, len(steps)),
         workers=attributes.get(WORKERS, 0),
         cost_usd=attributes.get(COST, 0.0),
         seconds=attributes.get(SECONDS, 0.0),

@@ -60,6 +60,8 @@ class Trials(ABC):
 
     simulated: bool
     """Whether they take place in virtual time, and end with their client."""
+    reports_often = False
+    """Whether a trial may report many times a second."""
     stopped = "stopped at a checkpoint"
     """What has become of one that an interrupt has stopped."""
 

@@ -26,10 +26,12 @@ KEY = "00" * 32
 
 
 def doubled(task: RunningTask, function: Callable[..., Any], *args: Any, **more: Any) -> object:
-    """A wrapper: reports what the function gives, twice."""
+    """A wrapper: reports what the function gives, three times."""
     value = function(*args, **more)
     task.report(1, value)
-    task.report(2, math.nan)
+    task.report(2, value)
+    task._tell_at = 0.0  # as a while later
+    task.report(5, math.nan)
     return {"value": value, "task": task.id, "cancelled": task.is_cancelled()}
 
 
@@ -62,7 +64,8 @@ def test_a_task_says_that_it_begins_and_what_it_reports() -> None:
         _, results = await world.finish(within("a", doubled, "math:sqrt", 16))
         assert unpickled(results["a"].data or b"") == {"value": 4.0, "task": "a", "cancelled": False}
         common: dict[str, Any] = {"t": 7.5, "rank": 3, "attempt": 1, "task": "a"}
-        assert told == [TaskBegan(**common), TaskReported(**common, step=1, value=4.0), TaskReported(**common, step=2, value=None)]
+        reports = [TaskReported(**common, number=1, step=1, value=4.0), TaskReported(**common, number=3, step=5, value=None)]
+        assert told == [TaskBegan(**common), *reports], "the second comes too soon to be told"
         assert [from_json(to_json(event)) for event in told] == told
 
     virtual(scenario)

@@ -77,7 +77,9 @@ async def run_task_executor(ctx: Context, request: ExecutorRequest) -> ExecutorR
             key=ctx.call.key,
             functions=request.functions,
             scratch=ctx.scratch,
-            reporting=Reporting(emit=ctx.emit, now=lambda: loop.time() - ctx.origin, rank=ctx.call.rank, attempt=ctx.call.attempt),
+            reporting=Reporting(
+                emit=ctx.emit, flush=ctx.flush, now=lambda: loop.time() - ctx.origin, rank=ctx.call.rank, attempt=ctx.call.attempt
+            ),
         ),
     )
     options = ExecutorOptions(

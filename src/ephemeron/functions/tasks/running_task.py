@@ -17,6 +17,8 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.errors import ChannelError
 from ephemeron.events import Event, TaskBegan, TaskReported
 
+TELL_EVERY_S = 0.25
+"""Least time between two reports that are told: the client acts on each."""
 LOOK_EVERY_S = 0.25
 """Least time between two looks for a cancellation: each is a request to the store."""
 _LOOK_S = 10.0
@@ -39,6 +41,8 @@ class Reporting:
 
     emit: Callable[[Event], None] = lambda event: None
     """Hands an event to the platform, in the loop of the function."""
+    flush: Callable[[], None] = lambda: None
+    """See `Context.flush`."""
     now: Callable[[], float] = lambda: 0.0
     """Seconds since the start of the run."""
     rank: int = 0
@@ -60,17 +64,34 @@ class RunningTask:
         self.id = id
         self._key, self._channel, self._reporting, self._loop = cancel_key(run, id), channel, reporting, loop
         self._is_cancelled, self._look_at = False, 0.0
+        self._reports, self._tell_at = 0, 0.0
 
     def begin(self) -> None:
-        """Says that it runs."""
+        """Says that it runs. Its client knows it afterwards, so that it knows which task has killed its function."""
         r = self._reporting
-        self._emit(TaskBegan(t=r.now(), rank=r.rank, attempt=r.attempt, task=self.id))
+        began = TaskBegan(t=r.now(), rank=r.rank, attempt=r.attempt, task=self.id)
+        if _is_in_a_loop():
+            return r.emit(began)
+        asyncio.run_coroutine_threadsafe(self._tell(began), self._loop).result(_LOOK_S)
+        r.flush()
 
     def report(self, step: int, value: float) -> None:
-        """Reports a value, without waiting for anything."""
+        """Reports a value, without waiting for anything. It is told, unless the one before was told less than `TELL_EVERY_S` ago."""
+        self._reports += 1
+        if time.monotonic() < self._tell_at:
+            return
+        self._tell_at = time.monotonic() + TELL_EVERY_S
         r = self._reporting
         self._emit(
-            TaskReported(t=r.now(), rank=r.rank, attempt=r.attempt, task=self.id, step=step, value=value if math.isfinite(value) else None)
+            TaskReported(
+                t=r.now(),
+                rank=r.rank,
+                attempt=r.attempt,
+                task=self.id,
+                number=self._reports,
+                step=step,
+                value=value if math.isfinite(value) else None,
+            )
         )
 
     def is_cancelled(self) -> bool:
@@ -92,6 +113,9 @@ class RunningTask:
             ChannelError: it does not answer.
         """
         return await self._channel.fetch(self._key) is not None
+
+    async def _tell(self, event: Event) -> None:
+        self._reporting.emit(event)
 
     def _emit(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._reporting.emit, event)
