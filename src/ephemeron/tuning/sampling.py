@@ -57,26 +57,35 @@ def pruner_of(spec: StudySpec, evaluations: int | None) -> BasePruner:
     from optuna.pruners import HyperbandPruner, NopPruner, SuccessiveHalvingPruner
 
     p = spec.pruner
+    if p.name == "none":
+        return NopPruner()
     if evaluations is None and (p.name == "hyperband" or p.min_evaluations is None):
         return _later(spec)
     evaluations = evaluations or 1
     if p.name == "asha":
         return SuccessiveHalvingPruner(min_resource=p.first_decision(evaluations), reduction_factor=p.reduction_factor)
-    if p.name == "hyperband":
-        return HyperbandPruner(min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor)
-    return NopPruner()
+    return HyperbandPruner(min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor)
 
 
 def _later(spec: StudySpec) -> BasePruner:
-    """The pruner of trials of which it is not known how many values they report before one has finished."""
-    from optuna.pruners import BasePruner
+    """The pruner of trials of which it is not known how many values they report before one has finished: until then it ends none.
+
+    ASHA compares them after 1, 3, 9, … reports from the beginning (with a reduction factor of 3), and ends one from about the square root of
+    the most that a finished trial has reported."""
+    from optuna.pruners import BasePruner, SuccessiveHalvingPruner
     from optuna.trial import TrialState
+
+    p = spec.pruner
+    halving = SuccessiveHalvingPruner(min_resource=1, reduction_factor=p.reduction_factor)
 
     class Later(BasePruner):  # type: ignore[misc]  # Optuna may be absent
         def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
             finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             most = max((len(t.intermediate_values) for t in finished), default=0)
-            return most > 0 and pruner_of(spec, most).prune(study, trial)
+            if p.name == "hyperband":
+                return most > 0 and pruner_of(spec, most).prune(study, trial)
+            is_worse = halving.prune(study, trial)  # which notes its value in any case
+            return bool(is_worse and most and (trial.last_step or 0) * p.reduction_factor > p.first_decision(most))
 
     return Later()
 

@@ -81,7 +81,7 @@ class TrialRun:
         self._known = set(trial.intermediate_values)
         self._steps: dict[int, int] = {}
         """By step, the number of the report, from 1."""
-        self._reported = 0
+        self._reported = trial.user_attrs.get(EVALUATIONS, len(trial.intermediate_values))
         self._reports_often = reports_often
         self._values: dict[int, float] = {}
         """By number, of reports that are not all stored."""
