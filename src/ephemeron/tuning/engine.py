@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ephemeron.errors import EphemeronError, UserError
@@ -222,6 +223,7 @@ class Engine:
             predicted=predicted,
             on_change=self._changed,
             reports_often=self._how.reports_often,
+            compares_at=partial(sampling.compares_at, self._file.spec) if self._how.reports_often else lambda number: False,
         )
 
     @property

@@ -67,6 +67,16 @@ def pruner_of(spec: StudySpec, evaluations: int | None) -> BasePruner:
     return HyperbandPruner(min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor)
 
 
+def compares_at(spec: StudySpec, number: int) -> bool:
+    """Whether the pruner of trials that report often compares them after so many reports: 1, 3, 9, … times those before the first decision,
+    with a reduction factor of 3."""
+    p = spec.pruner
+    times, rest = divmod(number, p.min_evaluations or 1)
+    while times > 1 and times % p.reduction_factor == 0:
+        times //= p.reduction_factor
+    return p.name != "none" and not rest and times == 1
+
+
 def _later(spec: StudySpec) -> BasePruner:
     """The pruner of trials of which it is not known how many values they report before one has finished: until then it ends none.
 

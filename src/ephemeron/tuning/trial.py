@@ -53,6 +53,7 @@ class TrialRun:
         predicted: its time and cost; None: not predicted.
         on_change: called after its reports and its beginning.
         reports_often: whether reports are stored later, and not all of them.
+        compares_at: whether the pruner compares trials after a report of this number.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class TrialRun:
         predicted: TrialPrediction | None,
         on_change: Callable[[TrialRun], None],
         reports_often: bool = False,
+        compares_at: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._study, self._id = study, trial._trial_id
         self.number, self.values = trial.number, dict(trial.params)
@@ -81,8 +83,8 @@ class TrialRun:
         self._known = set(trial.intermediate_values)
         self._steps: dict[int, int] = {}
         """By step, the number of the report, from 1."""
-        self._reported = trial.user_attrs.get(EVALUATIONS, len(trial.intermediate_values))
-        self._reports_often = reports_often
+        self._reported: int = trial.user_attrs.get(EVALUATIONS, len(trial.intermediate_values))
+        self._reports_often, self._compares_at = reports_often, compares_at
         self._values: dict[int, float] = {}
         """By number, of reports that are not all stored."""
         self._to_store: dict[int, float] = {}
@@ -121,8 +123,10 @@ class TrialRun:
             self._to_store[number] = value
             if not self._reports_often:
                 self.store_reports()
-            if decides and not self.ending and self._is_worse():
+            if decides and not self.ending and self._is_worse(number):
                 self.end(f"pruned at evaluation {number}")
+            elif not decides and self._compares_at(number):
+                self._is_worse(number)  # which notes its value, with which others are compared
         self._on_change(self)
 
     def store_reports(self, most: int | None = None) -> None:
@@ -137,15 +141,17 @@ class TrialRun:
             if not self._reports_often or _is_stored(number) or number == last:
                 self._study._storage.set_trial_intermediate_value(self._id, number, value)
 
-    def _is_worse(self) -> bool:
-        """Whether the pruner ends it."""
+    def _is_worse(self, number: int) -> bool:
+        """Whether the pruner ends it after a report."""
         from optuna.pruners import NopPruner
 
         pruner = self._study.pruner
         if isinstance(pruner, NopPruner):
             return False
-        trial = copy.copy(self._study._storage.get_trial(self._id))
-        trial.intermediate_values = {**trial.intermediate_values, **self._values}
+        trial = self._study._storage.get_trial(self._id)
+        if self._reports_often:
+            trial = copy.copy(trial)
+            trial.intermediate_values = {n: v for n, v in {**trial.intermediate_values, **self._values}.items() if n <= number}
         return bool(pruner.prune(self._study, trial))
 
     def end(self, reason: str) -> None:
