@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ephemeron.tuning.space import Parameter
 from ephemeron.tuning.study_file import StudySpec
+from ephemeron.tuning.trial import recorded
 
 if TYPE_CHECKING:
     import optuna
@@ -59,9 +60,8 @@ def pruner_of(spec: StudySpec, evaluations: int | None) -> BasePruner:
     p = spec.pruner
     if p.name == "none":
         return NopPruner()
-    if evaluations is None and (p.name == "hyperband" or p.min_evaluations is None):
+    if evaluations is None:
         return _later(spec)
-    evaluations = evaluations or 1
     if p.name == "asha":
         return SuccessiveHalvingPruner(min_resource=p.first_decision(evaluations), reduction_factor=p.reduction_factor)
     return HyperbandPruner(min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor)
@@ -78,24 +78,27 @@ def compares_at(spec: StudySpec, number: int) -> bool:
 
 
 def _later(spec: StudySpec) -> BasePruner:
-    """The pruner of trials of which it is not known how many values they report before one has finished: until then it ends none.
+    """The pruner of trials of which it is not known how many values they report before one has finished.
 
-    ASHA compares them after 1, 3, 9, … reports from the beginning (with a reduction factor of 3), and ends one from about the square root of
-    the most that a finished trial has reported."""
+    ASHA compares them after 1, 3, 9, … times `min_evaluations` reports (with a reduction factor of 3). Where that is not given, it is 1, and
+    none is ended before about the square root of the most that a finished trial has reported; nor is one that has reported as much."""
     from optuna.pruners import BasePruner, SuccessiveHalvingPruner
     from optuna.trial import TrialState
 
     p = spec.pruner
-    halving = SuccessiveHalvingPruner(min_resource=1, reduction_factor=p.reduction_factor)
+    halving = SuccessiveHalvingPruner(min_resource=p.min_evaluations or 1, reduction_factor=p.reduction_factor)
 
     class Later(BasePruner):  # type: ignore[misc]  # Optuna may be absent
         def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
             finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            most = max((len(t.intermediate_values) for t in finished), default=0)
+            most = max((recorded(t).evaluations for t in finished), default=0)
+            number = trial.last_step or 0
             if p.name == "hyperband":
-                return most > 0 and pruner_of(spec, most).prune(study, trial)
+                return 0 < number < most and pruner_of(spec, most).prune(study, trial)
             is_worse = halving.prune(study, trial)  # which notes its value in any case
-            return bool(is_worse and most and (trial.last_step or 0) * p.reduction_factor > p.first_decision(most))
+            if p.min_evaluations is None and not (most and number * p.reduction_factor > p.first_decision(most)):
+                return False
+            return bool(is_worse and not 0 < most <= number)
 
     return Later()
 

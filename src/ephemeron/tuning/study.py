@@ -77,6 +77,7 @@ class StudyResult:
             "seconds": round(s.seconds, 3),
             "cost_usd": round(s.spent_usd, 9),
             "state": s.state,
+            "reason": s.reason,
             "predicted": None if s.predicted_usd is None else {"seconds": s.predicted_s, "cost_usd": s.predicted_usd},
         }
 
