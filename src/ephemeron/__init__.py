@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ephemeron.training.task.schedule import EpochMeasurements, Schedule
     from ephemeron.training.task.script import current
     from ephemeron.training.task.task import Task
+    from ephemeron.tuning.api import tune
+    from ephemeron.tuning.objective_call import TrialPruned
 
 _LAZY = {
     "executor": ("FunctionExecutor",),
@@ -44,6 +46,8 @@ _LAZY = {
     "training.planner": ("Plan", "load_plan"),
     "training.profiling": ("profile_job",),
     "training.planner.model.profile": ("Profile", "load_profile"),
+    "tuning.api": ("tune",),
+    "tuning.objective_call": ("TrialPruned",),
     "errors": ("EphemeronError", "JobError", "PlanInfeasible", "RunFailed", "UserError"),
 }
 _HOME = {name: module for module, names in _LAZY.items() for name in names}
@@ -69,6 +73,7 @@ __all__ = [
     "Simulation",
     "Target",
     "Task",
+    "TrialPruned",
     "UserError",
     "attach",
     "configure",
@@ -84,6 +89,7 @@ __all__ = [
     "stop",
     "train",
     "train_async",
+    "tune",
 ]
 
 

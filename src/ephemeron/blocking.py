@@ -128,11 +128,16 @@ def run(main: Callable[[Interrupts], Coroutine[Any, Any, T]], runner: Runner = a
         result: T = runner(interrupts.attached(main(interrupts)))
         return result
 
+    return _on_a_thread(work, interrupts) if _is_in_a_loop() else work()  # not inside `except`, which every error below would name
+
+
+def _is_in_a_loop() -> bool:
+    """Whether this thread has a running loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return work()
-    return _on_a_thread(work, interrupts)
+        return False
+    return True
 
 
 def _on_a_thread(work: Callable[[], T], interrupts: Interrupts) -> T:

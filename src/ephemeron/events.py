@@ -422,6 +422,33 @@ class StoreRequests(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskBegan(Event):
+    """A function begins a task that reports values."""
+
+    kind: ClassVar[str] = "task_began"
+    rank: int
+    attempt: int
+    task: str
+    """Its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReported(Event):
+    """A task has reported a value before its end. One that reports many times a second tells some of them here."""
+
+    kind: ClassVar[str] = "task_reported"
+    rank: int
+    attempt: int
+    task: str
+    """Its id."""
+    number: int
+    """Of the report, from 1, in this try of the task."""
+    step: int
+    value: float | None
+    """None: it is not finite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Event):
     """Something a person should read."""
 
@@ -472,6 +499,8 @@ _KINDS: dict[str, type[Event]] = {
         Suspended,
         Woken,
         StoreRequests,
+        TaskBegan,
+        TaskReported,
         Note,
         LimitReached,
         RunEnded,

@@ -118,7 +118,7 @@ def test_a_second_client_is_refused_and_may_watch(finished: tuple[Study, StudyRe
 @pytest.mark.slow
 def test_a_trial_that_is_predicted_over_budget_never_starts(make_study: MakeStudy) -> None:
     values: dict[str, Any] = {"sampler": "grid", "space": {"epochs": [2, 200]}, "predict": True, "concurrency": 2}
-    expected, _ = make_study("unlimited", **values).predict()
+    expected, _ = make_study("unlimited", **values).subject.predict(lambda text: None)
     assert expected.cheapest is not None
     study = make_study(**values, budget_usd=2 * expected.cheapest[1].cost_usd)
     result = study.run()

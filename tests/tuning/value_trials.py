@@ -23,6 +23,7 @@ from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import sampling
 from ephemeron.tuning.engine import Engine
 from ephemeron.tuning.folder import StudyFolder, StudyState, TrialRecord
+from ephemeron.tuning.job_trials import JobTrials
 from ephemeron.tuning.prediction import TrialPrediction, TrialPredictor
 from ephemeron.tuning.study_file import load_study
 from ephemeron.tuning.trial import recorded
@@ -127,20 +128,17 @@ class ValueStudy:
         self, on_trial: Callable[[TrialRecord], None] = lambda trial: None, on_change: Callable[[Engine], None] = lambda engine: None
     ) -> StudyState:
         """Drives the study to its end, or until a callback raises an error, as if the client had been killed."""
+        trials = JobTrials(self.file, self.folder, self._predictor, parent="", labels={}, simulated=self._simulated, sessions=ValueSession)
         engine = Engine(
             self.file,
             self.folder,
             self.optuna,
-            self._predictor,
+            trials,
             places=self.places,
-            parent="",
-            labels={},
             token=self.folder.path.parent.name,
             seconds=self.seconds,
-            simulated=self._simulated,
             on_trial=on_trial,
             on_change=lambda: on_change(engine),
-            sessions=ValueSession,
         )
         try:
             return simulation.run(engine.run())

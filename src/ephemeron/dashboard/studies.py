@@ -1,4 +1,5 @@
-"""Studies: their status, as they write it to `study.json`, and the curves of their trials, from the logs of the runs."""
+"""Studies: their status, as they write it to `study.json`, and the curves of their trials, from the logs of the runs; of an objective,
+whose trials are no runs, from that of the study."""
 
 from __future__ import annotations
 
@@ -9,10 +10,14 @@ from typing import Any
 
 from ephemeron.dashboard.library import Found, Library
 from ephemeron.dashboard.run_documents import Document, evaluations, finite
-from ephemeron.runs.folders import RunFolder
+from ephemeron.events import TaskReported
+from ephemeron.functions.jsonl import complete_lines, events_in
+from ephemeron.runs.folders import TRIALS, RunFolder
 from ephemeron.runs.lock import is_driven
 
 _MOST_CURVES = 400
+_MOST_TEXT = 2_000
+"""Characters of a traceback, its last ones."""
 _STATUS = "study.json"
 
 
@@ -27,6 +32,8 @@ class Studies:
         self._library = library
         self._curves: dict[str, tuple[int, Document]] = {}
         """By key of a run: version of its log, and its curve."""
+        self._reports: dict[str, _Reports] = {}
+        """By key of a study of an objective."""
         self._lock = threading.Lock()
 
     def rows(self) -> list[Document]:
@@ -37,9 +44,9 @@ class Studies:
         """Status of a study, with the keys of the runs of its trials."""
         status = _status(found.path)
         runs = {run.trial: run for run in self._library.trials(found)}
-        trials = [_trial(t, runs) for t in status.get("trials", []) if isinstance(t, dict)]
+        trials = [_trial(t, runs, found.path) for t in status.get("trials", []) if isinstance(t, dict)]
         known = {t["number"] for t in trials}
-        trials += [_trial({"number": n, "state": ""}, runs) for n in sorted(runs.keys() - known)]
+        trials += [_trial({"number": n, "state": ""}, runs, found.path) for n in sorted(runs.keys() - known)]
         state = str(status.get("state", ""))
         if state == "running" and not is_driven(RunFolder(found.path)):
             state = "interrupted"
@@ -60,7 +67,12 @@ class Studies:
 
     def curves(self, found: Found) -> list[Document]:
         """Evaluations of each trial, by iteration. Reads the logs of trials on."""
-        metric = str(_status(found.path).get("metric", "loss"))
+        status = _status(found.path)
+        if status.get("is_of_objective"):
+            numbers = {str(t.get("run")): t.get("number") for t in status.get("trials", []) if isinstance(t, dict)}
+            with self._lock:
+                return self._reports.setdefault(found.key, _Reports(found.path / "events.jsonl")).curves(numbers)
+        metric = str(status.get("metric", "loss"))
         return [self._curve(run, metric) for run in self._library.trials(found)[-_MOST_CURVES:]]
 
     def _curve(self, run: Found, metric: str) -> Document:
@@ -96,9 +108,47 @@ class Studies:
         return folder if folder.is_dir() else None
 
 
-def _trial(trial: Document, runs: dict[int, Found]) -> Document:
+class _Reports:
+    """What tasks of a study have reported, read on from where it was read before.
+
+    Args:
+        events: log of the study.
+    """
+
+    def __init__(self, events: Path) -> None:
+        self._events, self._offset = events, 0
+        self._of: dict[str, dict[int, TaskReported]] = {}
+        """By task and step."""
+
+    def curves(self, numbers: dict[str, Any]) -> list[Document]:
+        """Curves of trials.
+
+        Args:
+            numbers: of the trials, by task.
+        """
+        while lines := complete_lines(self._events, self._offset):
+            self._offset += len(lines)
+            for event in events_in(lines):
+                if isinstance(event, TaskReported):
+                    self._of.setdefault(event.task, {}).setdefault(event.step, event)
+        found = [
+            {
+                "trial": numbers[task],
+                "key": "",
+                "iteration": list(steps),
+                "epoch": [None] * len(steps),
+                "t": [finite(e.t) for e in steps.values()],
+                "value": [finite(e.value) for e in steps.values()],
+            }
+            for task, steps in self._of.items()
+            if task in numbers
+        ]
+        return sorted(found, key=lambda curve: curve["trial"])[-_MOST_CURVES:]
+
+
+def _trial(trial: Document, runs: dict[int, Found], study: Path) -> Document:
     run = runs.get(int(trial["number"]))
-    folder = run.path if run else None
+    folder = run.path if run else study / TRIALS / str(trial["number"])
     return {
         "value": None,
         "parameters": {},
@@ -108,7 +158,8 @@ def _trial(trial: Document, runs: dict[int, Found]) -> Document:
         **trial,
         "state": str(trial.get("state", "")),
         "key": run.key if run else "",
-        "ending": bool(folder and (folder / "end").exists() and trial.get("state") == "running"),
+        "ending": (folder / "end").exists() and trial.get("state") == "running",
+        "traceback": str(trial.get("traceback", ""))[-_MOST_TEXT:],
     }
 
 

@@ -26,6 +26,8 @@ class Batching:
 
     workers: int
     """Functions that may run at once."""
+    most: int = MOST_IN_BATCH
+    """Tasks of a batch."""
     outstanding: int = 0
     """Tasks that are published and have no result."""
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=101))
@@ -46,7 +48,7 @@ class Batching:
         if not self._recent:
             return 1
         typical_s = max(statistics.median(self._recent), 1e-6)
-        return max(1, min(MOST_IN_BATCH, round(seconds / typical_s)))
+        return max(1, min(self.most, round(seconds / typical_s)))
 
     def to_publish(self, waiting: int) -> int:
         """How many of the waiting tasks are to be published now."""

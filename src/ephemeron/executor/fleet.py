@@ -16,7 +16,7 @@ from ephemeron.functions.base import Call, Outcome
 from ephemeron.functions.tasks.executor_entry import ExecutorRequest
 from ephemeron.functions.tasks.model import number_of
 from ephemeron.functions.tasks.open_queue import Adapter
-from ephemeron.runs.function_set import Fail, FunctionSet, How, end_of
+from ephemeron.runs.function_set import MOST_LOSSES, Fail, FunctionSet, How, end_of
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ class Fleet:
         key, labels: of the run.
         origin: of its events.
         changed: called when a function has ended.
+        one_at_a_time: whether functions take no task ahead; see `ExecutorOptions`.
+        more_losses: functions that may end in a row without progress, beyond what is borne of all runs.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class Fleet:
         labels: Mapping[str, str],
         origin: float,
         changed: Callable[[], None],
+        one_at_a_time: bool = False,
+        more_losses: int = 0,
     ) -> None:
         self._place, self._run, self._options, self._key, self._origin = place, run, options, key, origin
         self._changed, self._labels = changed, labels
@@ -59,11 +63,12 @@ class Fleet:
             poll_s=place.poll_s,
             cache_mb=options.memory_mb / 4,
             idle_s=options.idle_s,
+            one_at_a_time=one_at_a_time,
         )
         self._running: dict[int, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}
         """By running function: loop time of its start, or at which the queue has heard of it."""
-        self._set = FunctionSet(is_shared=True)
+        self._set = FunctionSet(is_shared=True, most_losses=MOST_LOSSES + more_losses)
         self._adopted: set[int] = set()
         self._error: EphemeronError | None = None
 

@@ -17,7 +17,7 @@ from ephemeron.config.own_processes import peak_mb
 from ephemeron.config.typed import plain
 from ephemeron.errors import EphemeronError, JobError
 from ephemeron.functions.entries import PRELOADS
-from ephemeron.functions.shipped_code import CodeLoader, Shipped
+from ephemeron.functions.shipped_code import CodeLoader, Shipped, dumps, with_own_paths
 from ephemeron.functions.shipped_tasks import code_keys
 from ephemeron.functions.tasks.item_calls import call_item
 from ephemeron.user_code import frames_of, guarded, line_of, unpickled
@@ -65,6 +65,8 @@ class TrialRequest:
     calls: Sequence[tuple[str, tuple[Any, ...], Mapping[str, Any]]]
     """See `FunctionExecutor.submit_items`."""
     seed: int | None = None
+    within: str = ""
+    """`module:function` of an installed module that is called with the function and each item; empty: the function is."""
 
 
 def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
@@ -73,30 +75,35 @@ def try_items(request: TrialRequest, folder: Path) -> ItemTrial:
     tried: list[TriedItem] = []
     try:
         with guarded():
-            function = asyncio.run(_loaded(request, folder))
+            function, wrapper = asyncio.run(_loaded(request, folder))
         load_s = time.perf_counter() - began
         for call in request.calls:
             at, cpu = time.perf_counter(), time.process_time()
             with guarded():
-                outcome = call_item(function, *call, seed=request.seed, interval_s=0.0)
-            if outcome.refused:
-                raise JobError(outcome.refused)
+                if wrapper is None:
+                    outcome = call_item(function, *call, seed=request.seed, interval_s=0.0)
+                    refused, nbytes = outcome.refused, len(outcome.text if outcome.data is None else outcome.data)
+                else:
+                    refused, nbytes = "", len(dumps(wrapper(function, *call[1]), what="the result"))
+            if refused:
+                raise JobError(refused)
             seconds, cpu_s = time.perf_counter() - at, time.process_time() - cpu
-            tried.append(TriedItem(seconds=seconds, cpu_s=cpu_s, nbytes=len(outcome.text if outcome.data is None else outcome.data)))
+            tried.append(TriedItem(seconds=seconds, cpu_s=cpu_s, nbytes=nbytes))
             if time.perf_counter() - began > ENOUGH_S:
                 break
     except EphemeronError as e:
         return ItemTrial(error=str(e), failed=len(tried))
     except Exception as e:  # noqa: BLE001 - the user's
-        return ItemTrial(error=line_of(e), failed=len(tried), traceback=frames_of(e, folder))
+        return ItemTrial(error=line_of(e), failed=len(tried), traceback=with_own_paths(frames_of(e, folder)))
     return ItemTrial(load_s=load_s, items=tuple(tried), peak_mb=peak_mb())
 
 
-async def _loaded(request: TrialRequest, folder: Path) -> Shipped:
+async def _loaded(request: TrialRequest, folder: Path) -> tuple[Shipped, Shipped | None]:
     store = MemoryChannel()
     for key, data in request.objects.items():
         store.publish(key, data)
-    return await CodeLoader(store, code_keys(RUN), scratch=folder).load(request.reference)
+    loader = CodeLoader(store, code_keys(RUN), scratch=folder)
+    return await loader.load(request.reference), await loader.load(request.within) if request.within else None
 
 
 def main(folder: Path) -> None:

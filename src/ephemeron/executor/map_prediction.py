@@ -1,4 +1,4 @@
-"""What a `map` will take, before it starts: a few items are computed in a process of this machine, and their times are scaled up.
+"""What many calls of a function will take, before it starts: a few items are computed in a process of this machine, and their times are scaled up.
 
 The model: functions take items in turn, in batches that cost requests. CPU time is longer where a function has less
 than a vCPU, time without CPU is not. The range is that of the mean of the items that were computed, twice its standard error. What
@@ -11,23 +11,23 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ephemeron.config.code_bundle import Selection
 from ephemeron.config.typed import build, plain
 from ephemeron.errors import JobError, PlanInfeasible
 from ephemeron.events import Traffic
 from ephemeron.executor import batching
-from ephemeron.executor.executor import FunctionExecutor
-from ephemeron.executor.item_trial import REQUEST_FILE, RUN, ItemTrial, TrialRequest
+from ephemeron.executor.item_trial import REQUEST_FILE, ItemTrial, TrialRequest
 from ephemeron.executor.session import FIRST_POLL_S, MOST_POLL_S, POLL_GROWTH
-from ephemeron.executor.shipping import Shipper
+from ephemeron.executor.shipping import Shipment
+from ephemeron.functions.base import Limits
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.functions.shipped_code import dumps
-from ephemeron.functions.shipped_tasks import code_keys
 from ephemeron.functions.world import Simulation
+from ephemeron.prices import Prices
 from ephemeron.runs.predictions import Basis, Prediction, invocations_for, measured_now, price_basis
 from ephemeron.runs.probe_process import run_probe
 from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
@@ -49,52 +49,65 @@ _LEAST_BATCHES = 8
 """For each function: the first and the last ones are small."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Functions that would run the calls."""
+
+    platform: str
+    memory_mb: int
+    vcpus: float
+    """CPU share of a function."""
+    max_workers: int
+    function_timeout_s: float
+    """Time limit of a function."""
+    prices: Prices
+    limits: Limits
+
+
 class MapModel:
-    """What a durable map will take, by the number of its functions and their memory. The function is called with some of the items when
-    this is made, here.
+    """What many calls of a function will take, by the number of functions and their memory. Some of the calls are made when this is
+    made, here.
 
     Args:
-        pool: that would run it; it starts nothing.
-        function: as for `FunctionExecutor.map`.
-        calls: some of the items, by their numbers from 0, in that order; see `FunctionExecutor.submit_items`.
-        of: items of the map.
+        workers: functions that would run them.
+        shipment: the function, for the run `item_trial.RUN`.
+        calls: some of the calls, by their numbers from 0, in that order; see `FunctionExecutor.submit_items`.
+        of: calls in all.
         seed: of the argument `rng`.
-        code, code_include, code_exclude, timeout_s: as for `FunctionExecutor`.
+        within: `module:function` of an installed module that is called with the function and the arguments; empty: the function is.
+        word: for a call, in messages.
+        timeout_s: time limit of a call.
 
     Raises:
-        JobError: the function or an item cannot be sent, or one of the items fails; with the frames of the user's code.
-        PlanInfeasible: an item needs more than the memory of a function.
+        JobError: an argument cannot be sent, or a call fails; with the frames of the user's code.
+        PlanInfeasible: a call needs more than the memory of a function.
     """
 
     def __init__(
         self,
-        pool: FunctionExecutor,
-        function: Callable[..., Any] | str,
+        workers: Workers,
+        shipment: Shipment,
         calls: Mapping[int, tuple[str, tuple[Any, ...], Mapping[str, Any]]],
         *,
         of: int,
         seed: int | None = None,
-        code: Sequence[Path] = (),
-        code_include: Sequence[str] = (),
-        code_exclude: Sequence[str] = (),
+        within: str = "",
+        word: str = "item",
         timeout_s: float | None = None,
     ) -> None:
-        self.pool, self.of, self._chosen, self._timeout_s = pool, of, list(calls), timeout_s
-        selection = Selection(include=tuple(code_include), exclude=tuple(code_exclude))
-        shipper = Shipper(code_keys(RUN), [Path(folder) for folder in code], selection=selection)
-        shipment = shipper.ship(function)
-        self.name = shipment.name
-        request = TrialRequest(reference=shipment.reference, objects=shipment.objects, calls=list(calls.values()), seed=seed)
-        self.trial = _tried(request, self._chosen, name=shipment.name, quota_mb=pool.memory_mb)
+        self.workers, self.of, self.name, self._word = workers, of, shipment.name, word
+        self._chosen, self._timeout_s = list(calls), timeout_s
+        request = TrialRequest(reference=shipment.reference, objects=shipment.objects, calls=list(calls.values()), seed=seed, within=within)
+        self.trial = _tried(request, self._chosen, name=shipment.name, word=word, quota_mb=workers.memory_mb)
 
     def predict(self, *, functions: int | None = None, memory_mb: int | None = None) -> Prediction:
         """Time, cost and memory.
 
         Args:
-            functions: at once; None: as many as the pool may have.
-            memory_mb: of a function; None: the pool's.
+            functions: at once; None: as many as there may be.
+            memory_mb: of a function; None: that of the workers.
         """
-        pool, trial, of = self.pool, self.trial, self.of
+        pool, trial, of, word = self.workers, self.trial, self.of, self._word
         quota_mb = memory_mb or pool.memory_mb
         slower = max(1.0, pool.memory_mb / pool.vcpus / quota_mb)
         times = [t.cpu_s * slower + max(0.0, t.seconds - t.cpu_s) for t in trial.items]
@@ -116,9 +129,9 @@ class MapModel:
 
         notes = []
         if self._timeout_s is not None and max(times) > self._timeout_s:
-            notes.append(f"an item takes up to {human_seconds(max(times))}, above timeout_s = {self._timeout_s:g}")
+            notes.append(f"{article(word)} takes up to {human_seconds(max(times))}, above timeout_s = {self._timeout_s:g}")
         if spread_s is None:
-            notes.append("how uncertain it is is not known: too few items were computed")
+            notes.append(f"how uncertain it is is not known: too few {word}s were computed")
         ends = None if spread_s is None else (item_s - spread_s, item_s + spread_s)
         result_bytes = statistics.fmean(t.nbytes for t in trial.items)
         where = "functions of this machine start" if pool.platform == "local" else f"functions of {pool.platform} start"
@@ -126,7 +139,7 @@ class MapModel:
         repeated_usd = pool.prices.functions_usd(repeated_s * quota_mb / 1024, functions)
         return Prediction(
             kind="tasks",
-            name=f"map {self.name}",
+            name=self.name,
             platform=pool.platform,
             seconds=seconds(item_s),
             seconds_range=None if ends is None else (seconds(ends[0]), seconds(ends[1])),
@@ -137,24 +150,24 @@ class MapModel:
             functions=functions,
             invocations=invocations_for(functions, seconds(item_s), pool.function_timeout_s),
             rests_on=(
-                measured_now(f"{human_count(len(trial.items), 'item')} of {of:,}, computed in a process of this machine"),
+                measured_now(f"{human_count(len(trial.items), word)} of {of:,}, computed in a process of this machine"),
                 Basis(source="assumed", what=f"{where} in {_start_s(pool.platform):g} s and are as fast as this machine per vCPU"),
                 price_basis(pool.prices),
             ),
             notes=tuple(notes),
             details={
-                "items": of,
-                "item_s": item_s,
+                f"{word}s": of,
+                f"{word}_s": item_s,
                 "load_s": trial.load_s,
                 "result_bytes": result_bytes,
                 "interruption_s": repeated_s,
                 "interruption_usd": repeated_usd,
-                "tried": [{"item": n + 1, **plain(t)} for n, t in zip(self._chosen, trial.items, strict=False)],
+                "tried": [{word: n + 1, **plain(t)} for n, t in zip(self._chosen, trial.items, strict=False)],
             },
             rows=(
-                ("work", human_count(of, "item", grouped=True)),
+                ("work", human_count(of, word, grouped=True)),
                 (
-                    "an item",
+                    article(word),
                     f"{human_seconds(item_s)}, {human_seconds(min(usual))} to {human_seconds(max(usual))}; result {human_bytes(result_bytes)}",
                 ),
                 ("interrupted", f"repeats up to {human_seconds(repeated_s)} of computing, {human_usd(repeated_usd)}"),
@@ -172,7 +185,7 @@ class MapModel:
         Raises:
             PlanInfeasible: none does.
         """
-        pool = self.pool
+        pool = self.workers
         one_vcpu = pool.memory_mb / pool.vcpus
         least = max(_LEAST_MB, math.ceil(self.trial.peak_mb * _ROOM / 64) * 64)
         limits = pool.limits
@@ -194,6 +207,25 @@ class MapModel:
                 binding="budget",
             )
         return cheapest
+
+
+def predict_calls(
+    workers: Workers,
+    shipment: Shipment,
+    items: Sequence[tuple[Any, ...]],
+    *,
+    within: str = "",
+    word: str = "item",
+    timeout_s: float | None = None,
+) -> Prediction:
+    """Time, cost and memory of calls with positional arguments; see `MapModel`."""
+    calls = {n: (f"{n:032x}", items[n], dict[str, Any]()) for n in positions(len(items))}
+    return MapModel(workers, shipment, calls, of=len(items), within=within, word=word, timeout_s=timeout_s).predict()
+
+
+def article(word: str) -> str:
+    """A word with its indefinite article."""
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 def positions(of: int, costs: Sequence[float] = ()) -> list[int]:
@@ -222,13 +254,16 @@ def _traffic(batches: int, seconds: float) -> Traffic:
     return Traffic(puts=batches * p.puts, gets=batches * p.gets, polls=batches * p.polls, lists=round(batches * (p.lists + looks)))
 
 
-def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, quota_mb: int) -> ItemTrial:
+def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, word: str, quota_mb: int) -> ItemTrial:
     with tempfile.TemporaryDirectory(prefix="ephemeron-dry-run-") as place:
         folder = Path(place)
         (folder / REQUEST_FILE).write_bytes(dumps(request, what=f"an argument of {name}"))
         done = run_probe("item-trial", str(folder), cwd=folder / "cwd", most_s=MOST_S, quota_mb=quota_mb)
     if done.ended == "time":
-        raise JobError(f"{name} takes more than {MOST_S:g} s for one item", remedy="divide it into smaller items")
+        raise JobError(
+            f"{name} takes more than {MOST_S:g} s for one {word}, so that no time and cost can be told",
+            remedy=f"try it with a shorter {word}",
+        )
     if done.ended == "memory":
         raise PlanInfeasible(f"{name} needs more than the {quota_mb} MB of a function; use a larger --memory-mb", binding="memory")
     try:
@@ -237,7 +272,7 @@ def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, quota_mb:
         raise JobError(f"the process of the dry run ended early: {done.last_error}") from None
     if trial.error:
         frames = f"\n{trial.traceback.rstrip()}" if trial.traceback else ""
-        raise JobError(f"{name} fails with item {chosen[trial.failed] + 1}: {trial.error}{frames}")
+        raise JobError(f"{name} fails with {word} {chosen[trial.failed] + 1}: {trial.error}{frames}")
     return trial
 
 

@@ -107,7 +107,7 @@ class Launch:
         for name, content in self.files.items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(content)
-        _store_shipments(place, shipped)
+        store_shipments(place, shipped)
         argv, outputs = self.argv, {}
         for argument, path in self.outputs.items() if is_elsewhere else ():
             outputs[f"{_OUTPUTS}/{path.name}"] = str(path.absolute())
@@ -255,7 +255,13 @@ def shipped(folder: RunFolder) -> dict[str, Shipment]:
     }
 
 
-def _store_shipments(place: Path, made: Mapping[str, Shipment]) -> None:
+def store_shipments(place: Path, made: Mapping[str, Shipment]) -> None:
+    """Keeps functions as they are sent, by the name that is given to them. See `shipped`.
+
+    Args:
+        place: folder of the files of a command.
+        made: functions by name.
+    """
     index: dict[str, Any] = {}
     for n, (name, one) in enumerate(made.items()):
         files = {key: f"code-{n}-{m}.bin" for m, key in enumerate(one.objects)}

@@ -25,8 +25,8 @@ from ephemeron.errors import (
     RunStopped,
     TaskFailed,
 )
-from ephemeron.events import Ended, Invoked, RunEnded, StoreRequests, Traffic
-from ephemeron.executor.batching import Batching
+from ephemeron.events import Ended, Event, Invoked, RunEnded, StoreRequests, Traffic
+from ephemeron.executor.batching import MOST_IN_BATCH, Batching
 from ephemeron.executor.fleet import Fleet
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
@@ -37,6 +37,7 @@ from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
 from ephemeron.functions.tasks.queue import ResultReader, TaskQueue
+from ephemeron.functions.tasks.running_task import cancel_key
 from ephemeron.prices import Prices
 from ephemeron.runs.cost import Bill as Billed
 from ephemeron.runs.cost import CostMeter
@@ -84,6 +85,22 @@ class Bill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTerms:
+    """How a session serves a run that is not an executor's own: its tasks are few and long, and its driver tells how it begins and ends."""
+
+    goes_on: bool = False
+    """Whether another process may go on with the same tasks, which have the same ids there."""
+    tells: bool = True
+    """Whether the session writes the beginning and the end of the run among its events."""
+    one_at_a_time: bool = False
+    """Whether each task is a batch, and functions take none ahead."""
+    more_losses: int = 0
+    """Functions that may end in a row without progress, beyond what is borne of all runs."""
+    before_s: float = 0.0
+    """Seconds of the run before this session, where it is no other process's that this one goes on with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A task that is to be published."""
 
@@ -96,6 +113,8 @@ class Submission:
     """Connected before it is published."""
     published_by_edge: bool = False
     """An edge publishes it."""
+    is_watched: bool = False
+    """Whether it looks for its cancellation while it runs; see `functions.tasks.running_task`."""
 
 
 class Session:
@@ -111,6 +130,8 @@ class Session:
         is_to_stop: asked while it lives.
         on_change: called after results have come, in this loop.
         durable: map whose tasks these are.
+        on_event: called with every event of the run that is not this session's own, in this loop.
+        terms: other than those of an executor.
     """
 
     def __init__(
@@ -125,6 +146,8 @@ class Session:
         is_to_stop: Callable[[], bool] = lambda: False,
         on_change: Callable[[], None] = lambda: None,
         durable: DurableMap | None = None,
+        on_event: Callable[[Event], None] = lambda event: None,
+        terms: SessionTerms | None = None,
     ) -> None:
         self.run, self.options, self.key = run, options, key
         self.budget_usd, self.labels = budget_usd, labels or {}
@@ -139,21 +162,26 @@ class Session:
         self._cause = ""
         """Of the first failure."""
         self._is_to_stop = is_to_stop
-        self._on_change = on_change
+        self._on_change, self._on_event = on_change, on_event
         self._durable = durable
-        self._batching = Batching(workers=options.max_workers)
+        self._terms = terms or SessionTerms()
+        self._batching = Batching(workers=options.max_workers, most=1 if self._terms.one_at_a_time else MOST_IN_BATCH)
         self._arrived: deque[Submission] = deque()
         self._waiting: deque[Submission] = deque()
         self._unresolved: dict[str, TaskFuture] = {}
         self._open: set[str] = set()
         """Published tasks without a result."""
         self._batch_of: dict[str, str] = {}
+        self._watched: set[str] = set()
+        """Tasks that look for their cancellation."""
         self._cancelled: deque[str] = deque()
         self._stored: dict[str, asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
         self._closing = False
         self._traffic = self._before = Traffic()
-        self._now: Callable[[], float] = lambda: 0.0
+        self._source = "client"
+        """Of its requests, among events."""
+        self._now: Callable[[], float] = lambda: self._terms.before_s
         self._running: set[str] = set()
         self._ends: dict[str, Ended] = {}
         """By name of a function that has ended without an answer."""
@@ -263,6 +291,11 @@ class Session:
         return "failed" if self.failed and error is None else "stopped" if error is not None or self.cancelled else "finished"
 
     @property
+    def t(self) -> float:
+        """Seconds since the start of the run."""
+        return self._now()
+
+    @property
     def functions(self) -> int:
         """Functions that run now, as far as is known."""
         return len(self._running)
@@ -289,6 +322,8 @@ class Session:
         assert self.header is not None  # there is a task
         origin = self.header.started_at if self._is_taken_over else place.clock() - self._now()
         self._now = lambda: place.clock() - origin
+        began = self._now()
+        self._source = f"client-{began:.0f}" if began >= 1 else "client"  # of each process that goes on with the run
         self.meter.memory_mb = self.options.memory_mb
         channel = queue_channel(place.store, self.run, owner="client-data", key=self.key.text)
         adapter: Adapter = "redis" if place.address.startswith("redis") else "objects"
@@ -302,9 +337,12 @@ class Session:
             labels=self.labels,
             origin=origin,
             changed=self._wake.set,
+            one_at_a_time=self._terms.one_at_a_time,
+            more_losses=self._terms.more_losses,
         )
         fleet.adopt(each.rank for each in running)
-        await place.platform.emit(self.run, started(self.header, t=self._now(), wall_time=time.time() - self._now()))
+        if self._terms.tells:
+            await place.platform.emit(self.run, started(self.header, t=self._now(), wall_time=time.time() - self._now()))
         watching = [asyncio.ensure_future(self._watch(place, fleet))]
         if queue.notifies:
             watching.append(asyncio.ensure_future(self._wake_when_empty(queue)))
@@ -329,9 +367,10 @@ class Session:
             status = self._status(error)
             self._traffic = self._before + channel.traffic + queue.traffic
             with contextlib.suppress(PlatformError):
-                await place.platform.emit(self.run, StoreRequests(t=self._now(), source="client", traffic=self._traffic))
+                await place.platform.emit(self.run, StoreRequests(t=self._now(), source=self._source, traffic=self._traffic))
                 causes = [line_of(error)] if error is not None and status == "failed" else []
-                await place.platform.emit(self.run, RunEnded(t=self._now(), status=status, causes=causes))
+                if self._terms.tells:
+                    await place.platform.emit(self.run, RunEnded(t=self._now(), status=status, causes=causes))
             for each in watching:
                 each.cancel()
             ended = self._now()
@@ -341,7 +380,8 @@ class Session:
     @property
     def _is_taken_over(self) -> bool:
         """Whether another process may have begun with the same tasks, or may go on with them. Simulated ones begin again."""
-        return self.options.platform != "simulated" and self.header is not None and survives(self.header)
+        is_known = self._terms.goes_on or (self.header is not None and survives(self.header))
+        return self.options.platform != "simulated" and is_known
 
     async def _recover(self, queue: TaskQueue, reader: ResultReader) -> None:
         """Learns what is in the queue from a process before this one."""
@@ -354,7 +394,7 @@ class Session:
         while True:
             self._wake.clear()
             await self._settle(channel, self._accept())
-            await self._cancel(queue)
+            await self._cancel(channel, queue)
             self._check_stop()
             if self._closing and not self._unresolved:
                 return  # what is left was cancelled, or belongs to trees that were
@@ -397,6 +437,8 @@ class Session:
         while self._arrived:
             one = self._arrived.popleft()
             self.total += 1
+            if one.is_watched:
+                self._watched.add(one.spec.id)
             if (result := self._recorded.pop(one.spec.id, None)) is not None:
                 self._open.add(one.spec.id)
                 results.append(result)
@@ -410,7 +452,7 @@ class Session:
                 self._waiting.append(one)
         return results
 
-    async def _cancel(self, queue: TaskQueue) -> None:
+    async def _cancel(self, channel: RunChannel, queue: TaskQueue) -> None:
         by_batch: dict[str, list[str]] = {}
         while self._cancelled:
             task = self._cancelled.popleft()
@@ -419,6 +461,8 @@ class Session:
                 by_batch.setdefault(batch, []).append(task)
         for batch, tasks in by_batch.items():
             await queue.cancel(batch, tasks)
+            for task in self._watched.intersection(tasks):
+                await channel.put(cancel_key(self.run, task), [b"."])
 
     async def _publish(self, channel: RunChannel, queue: TaskQueue) -> None:
         count = self._batching.to_publish(len(self._waiting))
@@ -568,8 +612,10 @@ class Session:
 
     async def _watch(self, place: Place, fleet: Fleet) -> None:
         async for event in place.platform.events(self.run):
-            if not isinstance(event, StoreRequests):  # its own, which the bill adds
-                self.meter.feed(event)
+            if isinstance(event, StoreRequests) and event.source == self._source:  # its own, which the bill adds
+                continue
+            self.meter.feed(event)
+            self._on_event(event)
             if isinstance(event, Invoked):
                 self._running.add(event.invocation)
             elif isinstance(event, Ended):

@@ -93,7 +93,7 @@ class Shipper:
     def _ship(self, function: Callable[..., Any], along: Sequence[Path] = ()) -> Shipment:
         if not callable(function):
             raise JobError(f"{function!r} is a {type(function).__name__}, which cannot be called")
-        name, target = name_of(function), _target(function)
+        name, target = name_of(function), target_of(function)
         if not target:
             pickled = dumps(function, what=f"function {name}")
             header = ShippedHeader(name=name, python=python_version())
@@ -211,7 +211,7 @@ def name_of(function: object) -> str:
     return name if module in (None, "__main__", "builtins") else f"{module}.{name}"
 
 
-def _target(function: object) -> str:
+def target_of(function: object) -> str:
     """`module:name` where that finds the same object again; empty: it has to be sent by value."""
     module_name, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module_name or module_name == "__main__" or not name or "<" in name:

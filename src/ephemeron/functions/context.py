@@ -77,6 +77,9 @@ class Context:
     """Loop time at which the platform will kill this invocation."""
     die: Callable[[], NoReturn]
     """Injected death: does not return, and nothing of this invocation runs after it."""
+    flush: Callable[[], None] = lambda: None
+    """Waits, for seconds at most, until the platform has what was emitted: it is known then, whatever becomes of this invocation. Not to be
+    called in the event loop."""
     cpu_time: Callable[[], float] = lambda: 0.0
     """CPU seconds of this process since some moment; 0 where time is virtual."""
     shared: Channel | None = None

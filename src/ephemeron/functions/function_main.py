@@ -243,6 +243,7 @@ async def _handle(line: HostLine, message: InvokeMessage, scratch: Path) -> Mapp
                         invocation=message.invocation,
                         channel=channel,
                         emit=emit,
+                        flush=line.flush,
                         invoke=line.invoke,
                         compute=compute,
                         origin=loop.time() - (time.time() - message.origin),

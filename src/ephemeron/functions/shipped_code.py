@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import pickle
+import re
 import struct
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +66,15 @@ class CodeKeys:
 
     def bundle(self, digest: str) -> str:
         return f"{self.prefix}/bundle.{digest}"
+
+
+_UNPACKED = re.compile(r'(?<=File ")[^"]*/code-[0-9a-f]{24}/[0-9]+/')
+"""In a traceback, the folder into which `CodeLoader` has unpacked a bundle."""
+
+
+def with_own_paths(traceback: str) -> str:
+    """A traceback with the files of shipped code by their paths in the folder that was sent, as the user knows them."""
+    return _UNPACKED.sub("", traceback)
 
 
 def python_version() -> str:

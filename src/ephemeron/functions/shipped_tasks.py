@@ -6,6 +6,8 @@
     fold REF COMBINE     several calls, whose results are combined in their order: a leaf of a tree
     combine COMBINE      the inputs are results of other tasks, and are combined in their order: an inner node of a tree
     node OPEN DIGEST     a node of a graph that functions compute: OPEN, a coroutine function, makes the `ShippedGraph` of a signed object
+    within WRAPPER REF   one call by a function of an installed module: `WRAPPER(task, function, *args, **kwargs)`, where `task` is the
+                         `RunningTask`, which reports values and is interrupted when it is cancelled
 
 References are those of `shipped_code.CodeLoader`. A large payload is the first input instead; the other inputs are parts of it
 that were sent apart. Results are pickles, and so are exceptions of tasks that can be pickled. Everything comes
@@ -14,6 +16,7 @@ through a channel that has verified it.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,7 +28,10 @@ from ephemeron.functions.tasks.item_calls import call_item
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
 from ephemeron.functions.tasks.resolver import Resolver, ResolverContext, TaskFunction, TaskOrder
 from ephemeron.functions.tasks.result_store import INLINE_BYTES
+from ephemeron.functions.tasks.running_task import RunningTask
 from ephemeron.user_code import unpickled
+
+WITHIN = "within"
 
 
 def code_keys(run: str) -> CodeKeys:
@@ -65,7 +71,7 @@ class ShippedResolver(Resolver):
         if not context.key:
             raise JobError("shipped code needs a call with the run's key", remedy="use FunctionExecutor")
         self._loader = CodeLoader(context.channel, code_keys(context.run), scratch=context.scratch)
-        self._channel, self._run = context.channel, context.run
+        self._channel, self._run, self._reporting = context.channel, context.run, context.reporting
         self._graphs: dict[str, ShippedGraph] = {}
 
     async def resolve(self, function: str) -> TaskFunction:
@@ -73,6 +79,10 @@ class ShippedResolver(Resolver):
         if form == "node":
             graph = self._graphs[function] = await self._open_graph(*names.split(" "))
             return graph.run
+        if form == WITHIN:
+            wrapper, called = [await self._loader.load(name) for name in names.split(" ")]
+            loop = asyncio.get_running_loop()
+            return lambda task, inputs: _within(wrapper, called, self._running(task, loop), task, inputs)
         if form not in _FORMS:
             raise JobError(f"no task of the form {form!r}")
         run, shipped = _FORMS[form], [await self._loader.load(name) for name in names.split(" ")]
@@ -84,6 +94,12 @@ class ShippedResolver(Resolver):
         except UserError:
             return b""
         return data if len(data) <= INLINE_BYTES else b""
+
+    def _running(self, task: TaskSpec, loop: asyncio.AbstractEventLoop) -> RunningTask:
+        return RunningTask(task.id, run=self._run, channel=self._channel, reporting=self._reporting, loop=loop)
+
+    async def is_cancelled(self, task: TaskSpec) -> bool:
+        return task.function.startswith(f"{WITHIN} ") and await self._running(task, asyncio.get_running_loop()).look()
 
     async def _open_graph(self, reference: str, digest: str) -> ShippedGraph:
         opener, key = await self._loader.load(reference), graph_key(self._run, digest)
@@ -128,6 +144,12 @@ def _item(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview])
     [function] = code
     (*arguments, seed, interval_s), _ = _arguments(task, inputs)
     return _result(tuple(call_item(function, *arguments, seed=seed, interval_s=interval_s)))
+
+
+def _within(wrapper: Shipped, function: Shipped, running: RunningTask, task: TaskSpec, inputs: Sequence[memoryview]) -> bytes:
+    positional, named = _arguments(task, inputs)
+    running.begin()
+    return _result(wrapper(running, function, *positional, **named))
 
 
 def _chunk(code: Sequence[Shipped], task: TaskSpec, inputs: Sequence[memoryview]) -> bytes:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ephemeron.config.code_bundle import Selection
 from ephemeron.executor.executor import FunctionExecutor
-from ephemeron.executor.map_prediction import MapModel, positions
+from ephemeron.executor.item_trial import RUN
+from ephemeron.executor.map_prediction import MapModel, Workers, positions
+from ephemeron.executor.shipping import Shipper
+from ephemeron.functions.shipped_tasks import code_keys
 from ephemeron.maps.calls import Callee, arguments_of
 from ephemeron.maps.sources import Source, hex_of
 from ephemeron.runs.predictions import Prediction
 from ephemeron.units import human_count
-
-_FOR_MODEL = ("code", "code_include", "code_exclude", "timeout_s")
 
 
 def predict_items(
@@ -44,19 +47,31 @@ def predict_items(
         PlanInfeasible: no number of functions meets the deadline or the budget.
     """
     numbers = np.flatnonzero(todo)
+    selection = Selection(include=tuple(options.get("code_include", ())), exclude=tuple(options.get("code_exclude", ())))
+    shipment = Shipper(code_keys(RUN), [Path(each) for each in options.get("code", ())], selection=selection).ship(function)
     with FunctionExecutor(**options) as pool:
+        workers = Workers(
+            platform=pool.platform,
+            memory_mb=pool.memory_mb,
+            vcpus=pool.vcpus,
+            max_workers=pool.max_workers,
+            function_timeout_s=pool.function_timeout_s,
+            prices=pool.prices,
+            limits=pool.limits,
+        )
         model = MapModel(
-            pool,
-            function,
+            workers,
+            shipment,
             _calls(source, callee, numbers),
             of=len(numbers),
             seed=seed if callee.has_rng else None,
-            **{name: options[name] for name in _FOR_MODEL if options.get(name)},
+            timeout_s=options.get("timeout_s"),
         )
         if deadline_s is None:
             found = model.predict()
         else:
             found = model.choose(deadline_s=deadline_s, budget_usd=options.get("budget_usd"), memory_mb=options.get("memory_mb"))
+    found = replace(found, name=f"map {found.name}")
     done = int(len(todo) - len(numbers))
     if done:
         found = replace(found, rows=(*found.rows, ("recorded", f"{human_count(done, 'item', grouped=True)} already, which cost nothing")))

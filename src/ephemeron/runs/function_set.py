@@ -97,9 +97,11 @@ class FunctionSet:
 
     Args:
         is_shared: one budget of losses for all slots, and one pause after a refusal; else each slot has its own.
+        most_losses: in a row, of each budget.
     """
 
     is_shared: bool = False
+    most_losses: int = MOST_LOSSES
     _slots: dict[int, _Slot] = field(default_factory=dict)
     _shared: LossBudget = field(default_factory=LossBudget)
     _wanted: int = 0
@@ -107,6 +109,13 @@ class FunctionSet:
     _not_before: float = 0.0
     _failed: list[Fail] = field(default_factory=list)
     _is_stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._shared.most = self.most_losses
+
+    def _budget(self) -> LossBudget:
+        """Of a new slot."""
+        return self._shared if self.is_shared else LossBudget(most=self.most_losses)
 
     def keep(self, slot: int, attempt: int = 0, *, is_running: bool = False) -> None:
         """A function is needed in a slot until it is done.
@@ -116,11 +125,11 @@ class FunctionSet:
             attempt: of its first function.
             is_running: it was started already.
         """
-        self._slots[slot] = _Slot(self._shared if self.is_shared else LossBudget(), attempt=attempt, is_running=is_running)
+        self._slots[slot] = _Slot(self._budget(), attempt=attempt, is_running=is_running)
 
     def adopt(self, slot: int) -> None:
         """A function runs that another driver has started, in a slot that was opened for work."""
-        self._slots[slot] = _Slot(self._shared if self.is_shared else LossBudget(), is_fixed=False, is_running=True)
+        self._slots[slot] = _Slot(self._budget(), is_fixed=False, is_running=True)
         self._opened = max(self._opened, slot + 1)
 
     def want(self, count: int) -> None:
@@ -183,7 +192,7 @@ class FunctionSet:
         if self._is_stopped or now < self._not_before:
             return actions
         for _ in range(self._wanted - sum(not it.is_fixed for it in self._slots.values())):
-            self._slots[self._opened] = _Slot(self._shared if self.is_shared else LossBudget(), is_fixed=False)
+            self._slots[self._opened] = _Slot(self._budget(), is_fixed=False)
             self._opened += 1
         for number, it in self._slots.items():
             if not it.is_running and it.due <= now:

@@ -10,34 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ephemeron.errors import EphemeronError, UserError
-from ephemeron.events import Event, RunEnded, RunStarted, to_json
-from ephemeron.runs import folders, run_platform
-from ephemeron.runs.folder_copies import save_now
-from ephemeron.runs.header import read_header
+from ephemeron.runs import folders
 from ephemeron.runs.stop_requests import stop_requested
-from ephemeron.training.driver import Session
-from ephemeron.training.driver.result import Result
-from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import sampling
 from ephemeron.tuning.folder import StudyFolder, StudyState, TrialRecord, TrialStatus
-from ephemeron.tuning.prediction import TrialPrediction, TrialPredictor
+from ephemeron.tuning.prediction import TrialPrediction
+from ephemeron.tuning.space import Value
 from ephemeron.tuning.study_file import StudyFile
 from ephemeron.tuning.trial import PREDICTED_S, PREDICTED_USD, REASON, RUN, WORKERS, TrialRun, recorded
+from ephemeron.tuning.trials import Trials, Work
+from ephemeron.units import human_count
 from ephemeron.user_code import line_of
 
 if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-    from ephemeron.functions.async_invoke.provider import Settings
-
 LOOK_EVERY_S = 0.5
 """Interval at which requests to end trials are looked for, and `study.json` is renewed."""
+_STORED_AT_ONCE = 2
+"""Reports of a trial that are stored in such an interval; the others when it ends."""
 OnTrial = Callable[[TrialRecord], None]
 
 
@@ -48,17 +45,12 @@ class Engine:
         file: what the study is.
         folder: of the study, whose lock the caller holds.
         study: of Optuna.
-        predictor: of trials.
+        trials: how trials take place.
         places: functions of all trials at once.
-        parent: the study's own name among runs.
-        labels: of the study, which its trials have, too.
-        token: part of the names of runs.
+        token: part of the names of trials.
         seconds: for which the study was driven before.
-        simulated: whether trials take place in virtual time.
-        cloud: location of the functions of trials on a cloud; None: elsewhere, or its default.
         on_trial: called with every trial that has begun or ended.
         on_change: called when anything has changed.
-        sessions: opens the session that runs take place in.
     """
 
     def __init__(
@@ -66,30 +58,28 @@ class Engine:
         file: StudyFile,
         folder: StudyFolder,
         study: optuna.Study,
-        predictor: TrialPredictor,
+        trials: Trials,
         *,
         places: int,
-        parent: str,
-        labels: Mapping[str, str],
         token: str,
         seconds: float,
-        simulated: bool,
-        cloud: Settings | None = None,
         on_trial: OnTrial,
         on_change: Callable[[], None],
-        sessions: Callable[..., Session] = Session,
     ) -> None:
-        self._file, self._folder, self._study, self._predictor = file, folder, study, predictor
-        self._places, self._parent, self._token, self._simulated = places, parent, token, simulated
-        self._labels, self._cloud = labels, cloud
-        self._on_trial, self._on_change, self._sessions = on_trial, on_change, sessions
+        self._file, self._folder, self._study, self._how = file, folder, study, trials
+        self._places, self._token = places, token
+        self._on_trial, self._on_change = on_trial, on_change
         self._before_s, self._began_at = seconds, 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._trials: dict[int, TrialRun] = {}
         """Those that run."""
-        self._held: tuple[TrialRun, Job, Configuration] | None = None
+        self._held: tuple[TrialRun, Work] | None = None
         """A trial that waits."""
         self._over: Literal["", "stopped", "budget", "deadline"] = ""
+        self.reason = ""
+        """Why it was stopped by itself."""
+        self._failures = 0
+        """Trials that have failed in a row."""
         self._kills = False
         self._stopped_usd = 0.0
         """Cost of trials that were stopped at a checkpoint."""
@@ -101,9 +91,14 @@ class Engine:
         return self._before_s + (0.0 if self._loop is None else self._loop.time() - self._began_at)
 
     @property
+    def stopped(self) -> str:
+        """What has become of trials that an interrupt has stopped."""
+        return self._how.stopped
+
+    @property
     def spent_usd(self) -> float:
         """Cost of all trials so far."""
-        return self._ended_usd + self._stopped_usd + sum(t.cost_usd for t in self._trials.values())
+        return self._how.spent_usd(self._ended_usd + self._stopped_usd + sum(t.cost_usd for t in self._trials.values()))
 
     @property
     def unfinished(self) -> list[TrialRecord]:
@@ -133,21 +128,21 @@ class Engine:
         assert own is not None
         self._began_at = self._loop.time()
         spec = self._file.spec
-        left_usd = None if spec.budget_usd is None else spec.budget_usd - self._ended_usd
+        left_usd = None if spec.budget_usd is None else spec.budget_usd - self._how.spent_usd(self._ended_usd)
         if left_usd is not None and left_usd <= 0:
             return self._close("budget")
         tasks: set[asyncio.Task[None]] = set()
-        async with self._sessions(max_functions=self._places, budget_usd=left_usd) as session, contextlib.AsyncExitStack() as stack:
+        async with self._how.opened(places=self._places, budget_usd=left_usd), contextlib.AsyncExitStack() as stack:
             helpers = {asyncio.create_task(self._deadline())}
-            if not self._simulated:
+            if not self._how.simulated:
                 helpers.add(asyncio.create_task(self._look()))
             for helper in helpers:
                 stack.callback(helper.cancel)
             for trial in self._study.get_trials(deepcopy=False):
                 if not trial.state.is_finished():
-                    self._go_on(session, trial, tasks)
+                    self._go_on(trial, tasks)
             while True:
-                self._begin(session, tasks)
+                self._begin(tasks)
                 if not tasks:
                     break
                 try:
@@ -172,7 +167,7 @@ class Engine:
 
     # -- beginning ------------------------------------------------------------------------------------------
 
-    def _begin(self, session: Session, tasks: set[asyncio.Task[None]]) -> None:
+    def _begin(self, tasks: set[asyncio.Task[None]]) -> None:
         """Begins as many trials as fit."""
         self._heed()
         while not self._over:
@@ -180,7 +175,7 @@ class Engine:
                 return
             if self._held is None:
                 continue  # refused, and another one may be suggested
-            trial, job, c = self._held
+            trial, work = self._held
             verdict = self._admitted(trial)
             if verdict == "wait":
                 return
@@ -188,7 +183,7 @@ class Engine:
             if verdict:
                 self._tell(trial, "pruned", f"not started: {verdict}")
             else:
-                self._start(trial, tasks, lambda t=trial, j=job, c=c: self._train(session, t, j, c))  # type: ignore[misc]
+                self._start(trial, tasks, work)
 
     def _ask(self) -> bool:
         """Suggests a trial, if there is a place and there may be another trial. It is held until it fits."""
@@ -199,25 +194,24 @@ class Engine:
         self._held = self._prepared(values, system, number)
         return True
 
-    def _prepared(self, values: dict[str, object], system: object, number: int) -> tuple[TrialRun, Job, Configuration] | None:
+    def _prepared(self, values: dict[str, Value], system: Mapping[str, object], number: int) -> tuple[TrialRun, Work] | None:
         """Stores a trial; None: its values contradict each other."""
         attributes: dict[str, object] = {RUN: f"{self._file.spec.name}-{number}-{self._token}"}
-        refusal, job, c, predicted = "", None, None, None
+        refusal, prepared, predicted = "", None, None
         try:
-            job, c = self._file.template.configured(values)  # type: ignore[arg-type]
-            predicted = self._predictor.predict(job, c, values)  # type: ignore[arg-type]
+            prepared = self._how.prepare(values)
+            predicted = self._how.predict(prepared, values)
         except UserError as e:
             refusal = " ".join(str(e).split())
-        if c is not None:
-            attributes[WORKERS] = c.workers
+        if prepared is not None:
+            attributes[WORKERS] = prepared.functions
         if predicted is not None:
             attributes |= {PREDICTED_USD: predicted.cost_usd, PREDICTED_S: predicted.seconds}
-        frozen = sampling.begin_trial(self._study, self._file.space, values, system, attributes)  # type: ignore[arg-type]
-        trial = self._run_of(frozen)
-        if job is None or c is None or refusal:
+        trial = self._run_of(sampling.begin_trial(self._study, self._file.space, values, system, attributes))
+        if prepared is None or refusal:
             self._tell(trial, "pruned", f"not started: {refusal}")
             return None
-        return trial, job, c
+        return trial, self._how.begin(trial, prepared)
 
     def _run_of(self, trial: FrozenTrial) -> TrialRun:
         attributes = trial.user_attrs
@@ -225,10 +219,11 @@ class Engine:
         return TrialRun(
             self._study,
             trial,
-            metric=self._file.spec.metric,
             workers=attributes.get(WORKERS, 0),
             predicted=predicted,
             on_change=self._changed,
+            reports_often=self._how.reports_often,
+            compares_at=partial(sampling.compares_at, self._file.spec) if self._how.reports_often else lambda number: False,
         )
 
     @property
@@ -251,110 +246,54 @@ class Engine:
                 return "wait"
         return "wait" if self._used + trial.workers > self._places else ""
 
-    def _start(self, trial: TrialRun, tasks: set[asyncio.Task[None]], work: Callable[[], object]) -> None:
+    def _start(self, trial: TrialRun, tasks: set[asyncio.Task[None]], work: Work) -> None:
         self._trials[trial.number] = trial
         tasks.add(asyncio.create_task(self._conducted(trial, work)))
         self._on_trial(trial.record("running"))
 
-    def _go_on(self, session: Session, stored: FrozenTrial, tasks: set[asyncio.Task[None]]) -> None:
+    def _go_on(self, stored: FrozenTrial, tasks: set[asyncio.Task[None]]) -> None:
         """Goes on with a trial of a client that has ended."""
         trial = self._run_of(stored)
         try:
-            job, c = self._file.template.configured(stored.params)
+            prepared = self._how.prepare(stored.params)
         except UserError as e:
             return self._tell(trial, "pruned", f"not started: {e}")
-        folder = folders.RunFolder(folders.runs_folder() / trial.run)
-        if not self._simulated and folder.events.exists():
-            return self._start(trial, tasks, lambda: self._proceed(session, trial))
+        if (going_on := self._how.go_on(trial)) is not None:
+            return self._start(trial, tasks, going_on)
         if trial.ending:
             return self._tell(trial, "pruned", trial.ending)
-        if self._simulated and folder.path.exists():  # it has ended with its client, and begins again: nothing of it counts
-            shutil.rmtree(folder.path)
-            trial.cost_usd = 0.0
-        if folder.path.exists() and self._cloud is not None:
-            return self._start(trial, tasks, lambda: self._again(session, trial, folder, job, c))
-        if folder.path.exists():
-            self._rename(trial)
+        work = self._how.begin_again(trial, prepared)
         if not trial.started and self._held is None:
-            self._held = trial, job, c
+            self._held = trial, work
         else:
-            self._start(trial, tasks, lambda: self._train(session, trial, job, c))
+            self._start(trial, tasks, work)
         return None
-
-    def _rename(self, trial: TrialRun) -> None:
-        """Gives a trial that begins anew another run."""
-        trial.run, trial.cost_usd = f"{trial.run}-again", 0.0
-        trial.store(RUN, trial.run)
 
     # -- running --------------------------------------------------------------------------------------------
 
-    async def _proceed(self, session: Session, trial: TrialRun) -> Result:
-        return await session.proceed(trial.run, on_event=self._followed(session, trial), stop=trial.stop, check=False, report=False)
-
-    async def _again(self, session: Session, trial: TrialRun, before: folders.RunFolder, job: Job, c: Configuration) -> Result:
-        """Begins a trial anew whose driver was killed before it had saved anything of the trial's functions: those are ended."""
-        if (header := read_header(before)) is not None:
-            await run_platform.cancel(before, header)
-            with before.events.open("a") as log:
-                log.write(to_json(RunEnded(t=0.0, status="stopped")) + "\n")
-            self._folder.link(f"{trial.number}-before", before.path)
-        self._rename(trial)
-        return await self._train(session, trial, job, c)
-
-    async def _train(self, session: Session, trial: TrialRun, job: Job, c: Configuration) -> Result:
-        self._folder.link(trial.number, folders.runs_folder() / trial.run)  # so that its folder is copied with that of the study
-        return await session.train(
-            job,
-            c,
-            on_event=self._followed(session, trial),
-            stop=trial.stop,
-            run_id=trial.run,
-            check=False,
-            report=False,
-            parent=self._parent,
-            labels=self._labels,
-            cloud=self._cloud,
-        )
-
-    def _followed(self, session: Session, trial: TrialRun) -> Callable[[Event], None]:
-        def on_event(event: Event) -> None:
-            trial.cost_usd = session.cost_of(trial.run)
-            if isinstance(event, RunStarted):
-                self._folder.link(trial.number, folders.runs_folder() / trial.run)
-            trial.on_event(event)
-
-        return on_event
-
-    async def _conducted(self, trial: TrialRun, work: Callable[[], object]) -> None:
+    async def _conducted(self, trial: TrialRun, work: Work) -> None:
         """Runs a trial to its end, and tells Optuna how it ended."""
         try:
-            result = await work()  # type: ignore[misc]
+            end = await work()
         except UserError as e:
             return self._not_begun(trial, " ".join(str(e).split()))
         except EphemeronError as e:
             return self._tell(trial, "failed", line_of(e))
         finally:
             del self._trials[trial.number]
-        assert isinstance(result, Result)
-        await save_now()  # before the study takes the trial for over
-        trial.cost_usd, trial.seconds = result.summary.cost_usd, result.summary.seconds
-        if result.finished:
-            if trial.value is None:
-                return self._tell(trial, "failed", f"its last evaluation reports no finite {self._file.spec.metric}")
-            self._predictor.learn(trial.values, trial.predicted, trial.seconds, trial.cost_usd)
-            return self._tell(trial, "finished", "")
-        if result.summary.status == "failed":
-            return self._tell(trial, "failed", "; ".join(result.causes) or "its run failed")
+        trial.cost_usd, trial.seconds = end.cost_usd, end.seconds
+        if end.status != "stopped":
+            return self._tell(trial, end.status, end.reason)
         if trial.ending:
             return self._tell(trial, "pruned", trial.ending)
         if self._over == "stopped":
             trial.store_bill()
             self._stopped_usd += trial.cost_usd
-            return self._on_trial(trial.record("running", "stopped at a checkpoint"))
+            return self._on_trial(trial.record("running", self._how.stopped))
         if self._budget_is_spent(trial.cost_usd):
             self._over = self._over or "budget"
             return self._tell(trial, "pruned", "the budget of the study is spent")
-        return self._tell(trial, "pruned", "its run was stopped, by a limit of the job or by a user")
+        return self._tell(trial, "pruned", end.reason)
 
     def _not_begun(self, trial: TrialRun, why: str) -> None:
         if self._over == "stopped" and not trial.ending:
@@ -379,12 +318,22 @@ class Engine:
         self._ended_usd += trial.cost_usd
         self._on_trial(trial.record(state, reason))
         self._on_change()
+        if state == "failed" or trial.started:
+            self._count(state, reason)
+
+    def _count(self, state: TrialStatus, reason: str) -> None:
+        """Stops the study where too many trials have failed in a row: others would, too."""
+        self._failures = self._failures + 1 if state == "failed" else 0
+        most = self._file.max_failures
+        if most is not None and self._failures >= most and not self._over:
+            self.reason = f"{human_count(most, 'trial')} in a row {'has' if most == 1 else 'have'} failed, the last one: {reason}"
+            self.interrupt()
 
     def _changed(self, trial: TrialRun) -> None:
         if self._folder.end_is_requested(trial.number):
             trial.end("ended by request")
         self._heed()
-        if self._simulated:
+        if self._how.simulated:
             self._on_change()
 
     # -- limits ---------------------------------------------------------------------------------------------
@@ -404,6 +353,7 @@ class Engine:
             await asyncio.sleep(LOOK_EVERY_S)
             self._heed()
             for trial in list(self._trials.values()):
+                trial.store_reports(_STORED_AT_ONCE)
                 if self._folder.end_is_requested(trial.number):
                     trial.end("ended by request")
             self._on_change()

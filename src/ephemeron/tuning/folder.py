@@ -4,8 +4,8 @@ run.json, events.jsonl, result.json, driver.lock   as every run has them (`runs.
 study.toml      the study file as it was read
 study.db        Optuna's storage (SQLite), which Optuna's own tools open: all trials, their values and states
 study.json      status, for those who watch (`StudyStatus`); replaced as a whole
-trials/N        link to the run folder of trial N; a file `end` in it asks the study's client to end the trial
-best.toml       job file with the best values
+trials/N        link to the run folder of trial N, or an empty folder; a file `end` in it asks the study's client to end the trial
+best.toml       job file with the best values; of an objective, these values
 trials.csv, parallel-coordinates.svg, importances.svg
 
 It is `HOME/runs/NAME`, so that the study is found again by its file. One in a folder of the user's choice, or of earlier releases
@@ -19,7 +19,7 @@ import errno
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,10 +50,13 @@ class TrialRecord:
     state: TrialStatus
     parameters: Mapping[str, object]
     run: str
-    """Name of its run."""
+    """Name of its run; of an objective, of its task."""
     value: float | None = None
-    """Metric of the last evaluation so far."""
+    """Metric of the last evaluation so far; of a finished trial of an objective, its result."""
+    metrics: Mapping[str, int | float | str] = field(default_factory=dict)
+    """What the result of an objective has beside the metric."""
     evaluations: int = 0
+    """Values that it has reported."""
     workers: int = 0
     cost_usd: float = 0.0
     seconds: float = 0.0
@@ -63,6 +66,8 @@ class TrialRecord:
     """Whether a function was started for it."""
     reason: str = ""
     """Why it was pruned, has failed, or waits."""
+    traceback: str = ""
+    """Of the code of an objective that raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,7 @@ class StudyStatus:
     sampler: str
     pruner: str
     job: str
+    """File of the job, or name of the objective."""
     parameters: tuple[str, ...]
     """Keys that are searched."""
     trials_planned: int
@@ -96,6 +102,10 @@ class StudyStatus:
     """Number of the best finished trial."""
     trials: tuple[TrialRecord, ...] = ()
     notes: tuple[str, ...] = ()
+    reason: str = ""
+    """Why it was stopped by itself."""
+    is_of_objective: bool = False
+    """Whether trials are tasks of the study's own functions, and no runs."""
 
     @property
     def over(self) -> bool:
@@ -197,6 +207,11 @@ class StudyFolder:
         return self.path / DATABASE
 
     @property
+    def study_file(self) -> Path:
+        """The study file as it was read."""
+        return self.path / STUDY_FILE
+
+    @property
     def trials(self) -> Path:
         return self.path / TRIALS
 
@@ -222,7 +237,7 @@ class StudyFolder:
         """
         try:
             self.trials.mkdir(parents=True, exist_ok=True)
-            (self.path / STUDY_FILE).write_text(text)
+            self.study_file.write_text(text)
             stored = {name: value for name, value in options.items() if name != "channel" or not public_address(value)[1]}
             RunFolder(self.path).write(OPTIONS_FILE, stored)
         except OSError as e:

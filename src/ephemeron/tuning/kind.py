@@ -1,40 +1,35 @@
-"""The kind `study`: its trials are runs of their own, whose `parent` it is. What it is and which trials there are is in its folder, so
-another client goes on with it, a simulated one included."""
+"""The kind `study`: trials of a job are runs of their own, whose `parent` it is; those of an objective are tasks on functions of the study
+itself. What it is and which trials there are is in its folder, so another client goes on with it, a simulated one included."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ephemeron.communication.channels import public_address
 from ephemeron.config.toml import parse_toml
-from ephemeron.config.typed import build, plain
+from ephemeron.config.typed import build
 from ephemeron.errors import JobError, UserError
 from ephemeron.events import Event, Note, RunEnded, to_json
 from ephemeron.functions.jsonl import Journal
-from ephemeron.functions.registry import CLOUDS, cloud
-from ephemeron.prices import load_prices
 from ephemeron.runs import detached
+from ephemeron.runs.client_run import summarized
 from ephemeron.runs.cost import Bill
 from ephemeron.runs.folders import RESULT_FILE, RunFolder, events_of, runs_folder
 from ephemeron.runs.header import RunHeader, started
 from ephemeron.runs.kinds import Following, RunKind
-from ephemeron.runs.origin import command_line
 from ephemeron.runs.stop_requests import request_stop
 from ephemeron.runs.summary import RunResult, RunSummary, read_summary, write_summary
-from ephemeron.training.driver.launching.launch import service_of
-from ephemeron.training.job import Configuration, Job
 from ephemeron.tuning import kept, results
 from ephemeron.tuning.folder import STUDY_FILE, StudyFolder, StudyState, StudyStatus, TrialRecord, storage_of, written
-from ephemeron.tuning.space import parameters_of
-from ephemeron.tuning.study_file import StudyFile, load_study
+from ephemeron.tuning.space import FIXED, parameters_of
+from ephemeron.tuning.study_file import load_study
 
 if TYPE_CHECKING:
-    from ephemeron.functions.async_invoke.provider import Settings
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +81,16 @@ class StudyRuns(RunKind):
     def pack(self, folder: RunFolder, header: RunHeader) -> None:
         from ephemeron.tuning.study import Study  # imports this module
 
-        kept.keep(Study.open(_file_of(folder, header), out=folder.path).file, StudyFolder(folder.path))
+        study = Study.open(_file_of(folder, header), out=folder.path)
+        kept.keep(study.as_sent(header.run_id), StudyFolder(folder.path))
 
     def bring_home(self, folder: RunFolder, header: RunHeader) -> None:
         """Names the folders of this machine in the job with the best values."""
         study = StudyFolder(folder.path)
         status = study.status()
         best = next((t for t in status.trials if t.number == status.best), None)
+        if status.is_of_objective:
+            return
         with contextlib.suppress(UserError):  # its files are gone, or have changed
             file = load_study(_file_of(folder, header))
             if best is not None and file.digest == status.digest:
@@ -105,7 +103,8 @@ class StudyRuns(RunKind):
 
         place, status, file = out or folder.path, study.status(), folder.path / STUDY_FILE
         place.mkdir(parents=True, exist_ok=True)
-        space = parameters_of(parse_toml(file.read_text(), where=str(file))["space"], where=f"{file}: space")
+        given = parse_toml(file.read_text(), where=str(file))["space"]
+        space = parameters_of(given, where=f"{file}: space", fixed=() if status.is_of_objective else FIXED)
         drawn = results.draw(place, space, status, optuna.load_study(study_name=status.name, storage=storage))
         if not drawn:
             raise UserError(f"no trial of study {folder.run_id} has a value yet; watch it with: ephemeron attach {folder.run_id}")
@@ -127,44 +126,6 @@ def _file_of(folder: RunFolder, header: RunHeader) -> str:
     return file
 
 
-def new_header(
-    file: StudyFile,
-    status: StudyStatus,
-    run_id: str,
-    job: Job,
-    c: Configuration,
-    labels: Mapping[str, str],
-    settings: Settings | None = None,
-) -> RunHeader:
-    """The header of a study.
-
-    Args:
-        file, status: of the study.
-        run_id: its name among runs.
-        job, c: of one of its trials.
-        labels: see `runs.labels`.
-        settings: location of the functions on a cloud; None: its default.
-    """
-    is_cloud = c.platform in CLOUDS
-    return RunHeader(
-        run_id=run_id,
-        kind="study",
-        name=status.name,
-        platform=c.platform,
-        channel=public_address(c.store)[0] if is_cloud else "",
-        memory_mb=c.memory_mb if is_cloud else 0,
-        settings=plain((settings or cloud(c.platform).settings()).located()) if is_cloud else {},
-        functions=status.concurrency,
-        prices=load_prices(service_of(c.store), platform=c.platform, servers=job.sparse is not None),
-        budget_usd=status.budget_usd,
-        deadline_s=status.deadline_s,
-        started_at=time.time(),
-        command=command_line(),
-        labels=labels,
-        payload={"file": "" if file.path is None else str(file.path)},
-    )
-
-
 class StudyLog:
     """Events of a study that this process drives, from its start to its end.
 
@@ -172,27 +133,28 @@ class StudyLog:
         folder, header: of the study.
         known: its status before.
         on_event: called with each event.
+        t: time of its start.
     """
 
-    def __init__(self, folder: RunFolder, header: RunHeader, known: StudyStatus, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, folder: RunFolder, header: RunHeader, known: StudyStatus, on_event: Callable[[Event], None], *, t: float) -> None:
         self._folder, self._header, self._metric, self._on_event = folder, header, known.metric, on_event
         self._journal = Journal(folder.events)
         (folder.path / RESULT_FILE).unlink(missing_ok=True)  # of an earlier client, which was stopped
-        self._add(started(header, t=known.seconds, wall_time=time.time(), notes=known.notes))
+        self._add(started(header, t=t, wall_time=time.time(), notes=known.notes))
 
     def tell(self, trial: TrialRecord, t: float) -> None:
         """Tells of a trial that has ended."""
         if trial.state not in ("running", "waiting"):
             self._add(Note(t=t, text=results.trial_text(trial, self._metric)))
 
-    def conclude(self, status: StudyStatus) -> None:
+    def conclude(self, status: StudyStatus, t: float) -> None:
         """Tells of the end, and writes the result."""
         best = next((t for t in status.trials if t.number == status.best), None)
         if best is not None:
-            self._add(Note(t=status.seconds, text=f"best: {results.trial_text(best, self._metric)}"))
+            self._add(Note(t=t, text=f"best: {results.trial_text(best, self._metric)}"))
         summary = summarize(self._folder, self._header, status)
         ended: Literal["finished", "stopped", "failed"] = summary.status  # type: ignore[assignment]
-        self._add(RunEnded(t=status.seconds, status=ended, causes=list(summary.causes)))
+        self._add(RunEnded(t=t, status=ended, causes=list(summary.causes)))
         write_summary(self._folder, summary)
 
     def _add(self, event: Event) -> None:
@@ -205,10 +167,16 @@ def summarize(folder: RunFolder, header: RunHeader, status: StudyStatus) -> Stud
     best = next((t for t in status.trials if t.number == status.best), None)
     limits = {"budget": "its budget is spent", "deadline": "its deadline is reached"}
     causes = [limits[status.state]] if status.state in limits else []
+    if status.reason:
+        causes.append(status.reason)
     if status.over and best is None:
         causes.append("no trial has finished")
     states = [t.state for t in status.trials]
-    parts = [part for t in status.trials if (part := read_summary(RunFolder(runs_folder() / t.run))) is not None]
+    parts: Sequence[RunSummary] = ()
+    if status.is_of_objective:
+        parts = [summarized(RunSummary, folder, header, status="stopped")]
+    else:
+        parts = [part for t in status.trials if (part := read_summary(RunFolder(runs_folder() / t.run))) is not None]
     invocations = sum(part.invocations for part in parts)
     return StudySummary(
         run_id=header.run_id,

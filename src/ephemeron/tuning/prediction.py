@@ -191,7 +191,7 @@ def predict_space(study: StudyFile, predictor: TrialPredictor, places: int) -> S
     points = list(_points(study)) if predictor.known else []
     for values in points:
         try:
-            job, c = study.template.configured(values)
+            job, c = study.job.configured(values)
         except (UserError, PlanInfeasible):
             continue
         p = predictor.predict(job, c, values)
@@ -266,7 +266,7 @@ def any_of(study: StudyFile) -> tuple[Job, Configuration]:
     first: UserError | None = None
     for values in _points(study):
         try:
-            return study.template.configured(values)
+            return study.job.configured(values)
         except UserError as e:
             first = first or e
     assert first is not None
@@ -278,10 +278,18 @@ def most_workers(study: StudyFile) -> int:
     found = 1
     for values in _points(study):
         try:
-            found = max(found, study.template.configured(values)[1].workers)
+            found = max(found, study.job.configured(values)[1].workers)
         except UserError:
             continue
     return found
+
+
+def drawn_points(study: StudyFile, count: int) -> Sequence[dict[str, Value]]:
+    """So many combinations of a space: its grid, or drawn at random (seeded)."""
+    if study.spec.sampler == "grid" and grid_size(study.space) <= SAMPLES:
+        return _points(study)[:count]
+    draw = random.Random(study.spec.seed)
+    return [{p.key: _drawn(p, draw) for p in study.space} for _ in range(count)]
 
 
 def _points(study: StudyFile) -> Sequence[dict[str, Value]]:

@@ -37,11 +37,13 @@ def ranked(status: StudyStatus) -> list[TrialRecord]:
 
 def rows(status: StudyStatus) -> list[dict[str, Any]]:
     """Trials as rows, best first."""
+    others = list(dict.fromkeys(name for t in status.trials for name in t.metrics if name not in status.parameters))
     return [
         {
             "trial": t.number,
             "state": t.state,
             status.metric: t.value,
+            **{name: t.metrics.get(name) for name in others},
             **t.parameters,
             "evaluations": t.evaluations,
             "cost_usd": t.cost_usd,
@@ -69,7 +71,7 @@ def write(folder: StudyFolder, file: StudyFile, status: StudyStatus, study: optu
     best = next((t for t in status.trials if t.number == status.best), None)
     if best is not None:
         path = folder.path / BEST_FILE
-        path.write_text(best_job(file, status, best))
+        path.write_text(best_values(status, best) if status.is_of_objective else best_job(file, status, best))
         written.append(path)
     return [*written, *draw(folder.path, file.space, status, study)]
 
@@ -99,6 +101,14 @@ def trial_text(trial: TrialRecord, metric: str) -> str:
     return f"trial {trial.number} {trial.state}{value}{took}  {parameters_text(trial.parameters)}{reason}"
 
 
+def hint(status: StudyStatus) -> str:
+    """What the user of an objective may want to know of its trials; empty: nothing."""
+    finished = [t for t in status.trials if t.state == "finished"]
+    if status.is_of_objective and status.pruner != "none" and finished and not any(t.evaluations for t in status.trials):
+        return f"no trial has reported a value, so pruner {status.pruner} has ended none: call trial.report(step, value)"
+    return ""
+
+
 def importances(study: optuna.Study) -> dict[str, float]:
     """Share of each parameter in the differences between finished trials; empty where there are too few of them."""
     from optuna.importance import get_param_importances
@@ -113,10 +123,15 @@ def importances(study: optuna.Study) -> dict[str, float]:
         return {}
 
 
+def best_values(status: StudyStatus, best: TrialRecord) -> str:
+    """The values of a trial of an objective, as TOML."""
+    return f"# Trial {best.number} of study {status.name}: {status.metric} {best.value!r}.\n{toml_text(dict(best.parameters))}"
+
+
 def best_job(file: StudyFile, status: StudyStatus, best: TrialRecord) -> str:
     """The job file with the values of a trial. Its paths are absolute, so that it can be moved."""
-    document = copy.deepcopy(file.template.with_values(best.parameters))  # type: ignore[arg-type]
-    folder = file.template.path.parent
+    document = copy.deepcopy(file.job.with_values(best.parameters))  # type: ignore[arg-type]
+    folder = file.job.path.parent
 
     def absolute(table: Any, name: str) -> None:
         if isinstance(table, dict) and isinstance(table.get(name), str) and table[name]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ephemeron.tuning.space import Parameter
 from ephemeron.tuning.study_file import StudySpec
+from ephemeron.tuning.trial import recorded
 
 if TYPE_CHECKING:
     import optuna
@@ -47,21 +48,59 @@ def sampler_of(spec: StudySpec, space: Sequence[Parameter], number: int) -> Base
     return TPESampler(seed=seed, multivariate=True)
 
 
-def pruner_of(spec: StudySpec, evaluations: int) -> BasePruner:
+def pruner_of(spec: StudySpec, evaluations: int | None) -> BasePruner:
     """The pruner.
 
     Args:
         spec: of the study.
-        evaluations: of a trial that runs to its end.
+        evaluations: of a trial that runs to its end; None: as many as the longest that has finished, before which none is ended.
     """
     from optuna.pruners import HyperbandPruner, NopPruner, SuccessiveHalvingPruner
 
     p = spec.pruner
+    if p.name == "none":
+        return NopPruner()
+    if evaluations is None:
+        return _later(spec)
     if p.name == "asha":
         return SuccessiveHalvingPruner(min_resource=p.first_decision(evaluations), reduction_factor=p.reduction_factor)
-    if p.name == "hyperband":
-        return HyperbandPruner(min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor)
-    return NopPruner()
+    return HyperbandPruner(min_resource=p.first_decision(evaluations), max_resource=evaluations, reduction_factor=p.reduction_factor)
+
+
+def compares_at(spec: StudySpec, number: int) -> bool:
+    """Whether the pruner of trials that report often compares them after so many reports: 1, 3, 9, … times those before the first decision,
+    with a reduction factor of 3."""
+    p = spec.pruner
+    times, rest = divmod(number, p.min_evaluations or 1)
+    while times > 1 and times % p.reduction_factor == 0:
+        times //= p.reduction_factor
+    return p.name != "none" and not rest and times == 1
+
+
+def _later(spec: StudySpec) -> BasePruner:
+    """The pruner of trials of which it is not known how many values they report before one has finished.
+
+    ASHA compares them after 1, 3, 9, … times `min_evaluations` reports (with a reduction factor of 3). Where that is not given, it is 1, and
+    none is ended before about the square root of the most that a finished trial has reported; nor is one that has reported as much."""
+    from optuna.pruners import BasePruner, SuccessiveHalvingPruner
+    from optuna.trial import TrialState
+
+    p = spec.pruner
+    halving = SuccessiveHalvingPruner(min_resource=p.min_evaluations or 1, reduction_factor=p.reduction_factor)
+
+    class Later(BasePruner):  # type: ignore[misc]  # Optuna may be absent
+        def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+            finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            most = max((recorded(t).evaluations for t in finished), default=0)
+            number = trial.last_step or 0
+            if p.name == "hyperband":
+                return 0 < number < most and pruner_of(spec, most).prune(study, trial)
+            is_worse = halving.prune(study, trial)  # which notes its value in any case
+            if p.min_evaluations is None and not (most and number * p.reduction_factor > p.first_decision(most)):
+                return False
+            return bool(is_worse and not 0 < most <= number)
+
+    return Later()
 
 
 def suggest(study: optuna.Study, spec: StudySpec, space: Sequence[Parameter]) -> tuple[dict[str, Any], Mapping[str, Any]]:

@@ -25,7 +25,7 @@ Values = Mapping[str, Value]
 """Chosen values by dotted key."""
 
 _RANGE = frozenset(("low", "high", "log", "step"))
-_FIXED = ("name", "code", "script.file", "simulation", "run.platform", "run.regions")
+FIXED = ("name", "code", "script.file", "simulation", "run.platform", "run.regions")
 """Keys of a job, with all below them, that trials have in common."""
 _ARGUMENTS = "script.arguments."
 """Beginning of keys that are options of a script: `script.arguments.lr` is its `--lr`."""
@@ -47,7 +47,7 @@ class Parameter:
     """One parameter: values to choose from, or a range of numbers."""
 
     key: str
-    """Dotted key of the job file, such as `optimizer.options.lr`."""
+    """Dotted key of the job file, such as `optimizer.options.lr`, or argument of the objective."""
     choices: tuple[Value, ...] = ()
     range: _Range | None = None
 
@@ -94,21 +94,27 @@ class Parameter:
         return tuple(r.low + i * step for i in range(count))
 
 
-def parameters_of(raw: Mapping[str, object], *, where: str) -> tuple[Parameter, ...]:
+def parameters_of(raw: Mapping[str, object], *, where: str, fixed: Sequence[str] = FIXED) -> tuple[Parameter, ...]:
     """Parameters of the table `[space]`, in its order. Keys may be dotted (`a.b = …`) or quoted (`"a.b" = …`).
+
+    Args:
+        raw: the table.
+        where: prefix of messages.
+        fixed: keys that cannot be searched, with all below them.
 
     Raises:
         JobError: it is empty, or a parameter has no values, or bounds that do not fit.
     """
     found = [_parameter(key, value, where) for key, value in _flat(raw)]
     if not found:
-        raise JobError(f"{where} is empty", remedy='name what to search, such as "optimizer.options.lr" = [0.01, 0.1]')
+        example = '"optimizer.options.lr"' if fixed else "lr"
+        raise JobError(f"{where} is empty", remedy=f"name what to search, such as {example} = [0.01, 0.1]")
     keys = [p.key for p in found]
     for key in keys:
         if keys.count(key) > 1:
             raise JobError(f"{where}.{key} is given twice", remedy="leave one out")
-        for fixed in _FIXED:
-            if key == fixed or key.startswith(f"{fixed}."):
+        for each in fixed:
+            if key == each or key.startswith(f"{each}."):
                 raise JobError(f"{where}.{key} is the same for all trials", remedy="set it in the job")
     return tuple(found)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
+import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -19,31 +19,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ephemeron import blocking
-from ephemeron.communication.channels import public_address
 from ephemeron.errors import JobError, MissingExtra, UserError
 from ephemeron.events import Event
-from ephemeron.functions.registry import CLOUDS, cloud
+from ephemeron.functions.registry import cloud
 from ephemeron.runs import detached, folders, run_platform
 from ephemeron.runs.folders import KEY_FILE, RESULT_FILE, RUN_FILE, RunFolder, last_t, runs_folder
 from ephemeron.runs.header import RunHeader, open_header, read_header
 from ephemeron.runs.labels import check_labels
 from ephemeron.runs.predictions import Prediction
 from ephemeron.runs.stop_requests import withdraw_stop
-from ephemeron.training.driver.launching import admission
-from ephemeron.training.driver.launching.launch import LaunchRequest, platform_limits, prepared_run
-from ephemeron.training.job import Configuration, Job
-from ephemeron.training.job.spec import KeepBest
-from ephemeron.tuning import data_service, kept, kind, prediction, results, sampling
+from ephemeron.tuning import data_service, kind, results, sampling
 from ephemeron.tuning.engine import Engine, OnTrial
 from ephemeron.tuning.folder import StudyFolder, StudyState, StudyStatus, TrialRecord, folder_of, storage_of, written
-from ephemeron.tuning.prediction import SpacePrediction, TrialPredictor
-from ephemeron.tuning.study_file import StudyFile, load_study
+from ephemeron.tuning.job_subject import JobSubject
+from ephemeron.tuning.objective_subject import ObjectiveSubject
+from ephemeron.tuning.prediction import SpacePrediction
+from ephemeron.tuning.study_file import KeptObjective, StudyFile, load_study
 from ephemeron.tuning.trial import recorded
+from ephemeron.tuning.trials import TrialsBroken
+from ephemeron.user_code import line_of
 
 if TYPE_CHECKING:
     import optuna
 
     from ephemeron.functions.async_invoke.provider import Settings
+
+_log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.3
 """Interval at which a client that watches reads the status."""
@@ -76,12 +77,13 @@ class StudyResult:
             "seconds": round(s.seconds, 3),
             "cost_usd": round(s.spent_usd, 9),
             "state": s.state,
+            "reason": s.reason,
             "predicted": None if s.predicted_usd is None else {"seconds": s.predicted_s, "cost_usd": s.predicted_usd},
         }
 
 
 class Study:
-    """A search for the best parameters of a job.
+    """A search for the best parameters of a job or of an objective.
 
     Args:
         file: what the study is.
@@ -90,13 +92,14 @@ class Study:
 
     def __init__(self, file: StudyFile, folder: StudyFolder) -> None:
         self.file, self.folder = file, folder
+        self.subject: JobSubject | ObjectiveSubject = JobSubject(file) if file.spec.objective is None else ObjectiveSubject(file, folder)
         self.cloud: Settings | None = None
         """Location of the functions on a cloud, such as `AwsSettings`, for a study that begins; None: its default."""
 
     @property
     def platform(self) -> str:
         """Of its trials."""
-        return prediction.any_of(self.file)[1].platform
+        return self.subject.platform
 
     @classmethod
     def open(cls, path: str | Path, *, out: str | Path | None = None, options: Mapping[str, Any] | None = None) -> Study:
@@ -111,21 +114,37 @@ class Study:
             JobError: the file is refused, or it or an option has changed since the study began.
             MissingExtra: Optuna is not installed.
         """
-        try:
-            import optuna  # noqa: F401
-        except ModuleNotFoundError:
-            raise MissingExtra("Optuna", "tuning") from None
+        _require_optuna()
         file = load_study(path)
-        folder = folder_of(file.spec.name) if out is None else StudyFolder(Path(out))
+        return cls.of(file, folder_of(file.spec.name) if out is None else StudyFolder(Path(out)), options=options, what=str(path))
+
+    @classmethod
+    def of(cls, file: StudyFile, folder: StudyFolder, *, options: Mapping[str, Any] | None = None, what: str = "the study") -> Study:
+        """The same of a study that was read.
+
+        Args:
+            file: what the study is.
+            folder: of its files.
+            options: see `open`.
+            what: of which it was read, for messages.
+
+        Raises:
+            JobError, MissingExtra: see `open`.
+        """
+        _require_optuna()
         begun = folder.options() if folder.exists else {}
         for name, value in (options or {}).items():
             if folder.exists and begun.get(name, value) != value:
                 raise JobError(f"the study in {folder.path} has begun with {name} = {begun[name]}", remedy="leave the option out")
         study = cls(file.with_options({**begun, **(options or {})}), folder)
-        file = study.file
-        if folder.exists and folder.status().digest != file.digest:
+        if folder.exists and folder.status().digest != study.file.digest:
+            if file.spec.objective is not None:
+                raise JobError(
+                    f"there is a study in {folder.path} already, and not with these values of {what}",
+                    remedy="give those with which it began, or begin another one by another name or in another folder (--name, --out)",
+                )
             raise JobError(
-                f"{path} or its job has changed since the study in {folder.path} began",
+                f"{what} or its job has changed since the study in {folder.path} began",
                 remedy="restore the files, or begin another study: --out FOLDER",
             )
         return study
@@ -178,10 +197,8 @@ class Study:
 
     # -- running --------------------------------------------------------------------------------------------
 
-    def predict(
-        self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = True
-    ) -> tuple[SpacePrediction, TrialPredictor]:
-        """Time and cost of all trials without pruning; `dry_run` checks the study, too. No trial is started.
+    def dry_run(self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = False) -> Prediction:
+        """Checks the study as `run` does, and says what it will take.
 
         Args:
             on_progress: told what is measured.
@@ -190,25 +207,7 @@ class Study:
         Raises:
             UserError: the study is refused.
         """
-        predictor = TrialPredictor.of(self.file, on_progress, measures=measures)
-        return prediction.predict_space(self.file, predictor, self._places()), predictor
-
-    def dry_run(self, on_progress: Callable[[str], None] = lambda text: None, *, measures: bool = False) -> Prediction:
-        """Checks the study as `run` does, and says what it will take.
-
-        Args:
-            on_progress, measures: see `predict`.
-
-        Raises:
-            UserError: the study is refused.
-        """
-        self.check()
-        expected, predictor = self.predict(on_progress, measures=measures)
-        found = prediction.described(self.file, expected, predictor, self._places())
-        if predictor.note and not measures and self.file.spec.predict:
-            remedy = f"measure the job first: ephemeron tune {self.file.path or 'STUDY'} --dry-run --profile"
-            found = dataclasses.replace(found, notes=(*found.notes, remedy))
-        return found
+        return self.subject.dry_run(self._location(), on_progress, measures=measures)
 
     def run(
         self,
@@ -233,6 +232,7 @@ class Study:
             KeyboardInterrupt: an interrupt has stopped all trials at a checkpoint; `run(resume=True)` goes on.
         """
         self._refuse_elsewhere()
+        self._check_early()
         with written(self.folder.path), self.folder.driving(), blocking.handled_interrupts() as interrupts:
             result = self.drive(resume=resume, on_trial=on_trial, on_progress=on_progress, labels=labels)
         if interrupts.happened and not quiet_interrupt and result.status.state == "stopped":
@@ -261,8 +261,8 @@ class Study:
         known = self.folder.status() if self.folder.exists else None
         if known is not None and known.over and resume:
             return StudyResult(known)
-        study, known, predictor = self._begun(known, resume=resume, on_progress=on_progress)
-        return self._drive(study, known, predictor, on_trial, on_event, labels)
+        study, known = self._begun(known, resume=resume, on_progress=on_progress)
+        return self._drive(study, known, on_trial, on_event, labels)
 
     def detach(
         self, *, resume: bool = False, on_progress: Callable[[str], None] = lambda text: None, labels: Mapping[str, str] | None = None
@@ -276,25 +276,36 @@ class Study:
             UserError: see `run`; or it cannot be detached.
         """
         labels = check_labels(labels)
-        _, c = prediction.any_of(self.file)
-        detached.check_place("study", c.platform, c.channel)
-        if c.platform in CLOUDS:
-            kept.check(self.file)
-            where = cloud(c.platform)
-            settings = (self.cloud or where.settings()).located()
-            self.cloud = where.recorded(settings, admission.admit(where, c, settings, public_address(c.store)[1])[1])
+        self.cloud, variables = self.subject.check_detached(self.cloud)
         self._refuse_elsewhere()
+        self._check_early()
         with written(self.folder.path), self.folder.driving():
             known = self.folder.status() if self.folder.exists else None
-            _, known, _ = self._begun(known, resume=resume, on_progress=on_progress)
+            _, known = self._begun(known, resume=resume, on_progress=on_progress)
             header = self._header(known, labels)
             run = RunFolder(runs_folder() / self.folder.begin(header).run_id)
             (run.path / RESULT_FILE).unlink(missing_ok=True)
             if not (run.path / KEY_FILE).exists():
                 run.create_key()
-        variables = public_address(c.store)[1] if c.platform in CLOUDS else {}
         blocking.run(lambda _: detached.hand_over(run, open_header(run), variables))
         return header.run_id
+
+    def as_sent(self, run: str) -> StudyFile:
+        """The study file; of an objective with its function as it is sent.
+
+        Args:
+            run: name of the study among runs.
+        """
+        if not isinstance(self.subject, ObjectiveSubject):
+            return self.file
+        self.subject.admit(self._location())
+        shipment, form = self.subject.shipped(run)
+        return dataclasses.replace(self.file, kept=KeptObjective(shipment=shipment, form=form))
+
+    def _check_early(self) -> None:
+        """Refuses a new study of an objective before there is a folder of it."""
+        if isinstance(self.subject, ObjectiveSubject) and not self.folder.exists:
+            self.subject.check(self._location())
 
     def _location(self) -> Settings | None:
         """Location of the functions on a cloud: where the study began, if it has."""
@@ -315,9 +326,7 @@ class Study:
                 remedy=f"use ephemeron attach {run.run_id}, or when they have stopped it: ephemeron resume {run.run_id}",
             )
 
-    def _begun(
-        self, known: StudyStatus | None, *, resume: bool, on_progress: Callable[[str], None]
-    ) -> tuple[optuna.Study, StudyStatus, TrialPredictor]:
+    def _begun(self, known: StudyStatus | None, *, resume: bool, on_progress: Callable[[str], None]) -> tuple[optuna.Study, StudyStatus]:
         """The study as it is stored, checked and predicted; a new one is stored."""
         if known is not None and known.over:
             raise UserError(f"the study in {self.folder.path} has ended ({known.state}); begin another one with --out FOLDER")
@@ -328,21 +337,20 @@ class Study:
         if known is None and (self.folder.path / RUN_FILE).exists():
             raise JobError(f"{self.folder.path} is a run and no study", remedy="give the study another name, or another folder: --out")
         withdraw_stop(self.folder.run)
-        evaluations = self.check()
-        expected, predictor = self.predict(on_progress)
+        evaluations = self.subject.check(self._location())
+        expected, note = self.subject.predict(on_progress)
         if known is None:
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.database.unlink(missing_ok=True)
             study = self._stored(evaluations)
-            known = self._first_status(expected, predictor.note)
+            known = self._first_status(expected, note)
             self.folder.create(self.file.text, known, self.file.options)
         else:
             study = self._stored(evaluations)
-        return study, known, predictor
+        return study, known
 
     def _header(self, known: StudyStatus, labels: Mapping[str, str]) -> RunHeader:
-        job, c = prediction.any_of(self.file)
-        return kind.new_header(self.file, known, self.folder.new_run_id(known.name, known.token), job, c, labels, self.cloud)
+        return self.subject.header(known, self.folder.new_run_id(known.name, known.token), labels, self.cloud)
 
     def attach(self, *, on_trial: OnTrial = lambda trial: None, quiet_interrupt: bool = False) -> StudyResult:
         """Watches a study that another client drives. When that client ends before the study, this one goes on with it.
@@ -369,101 +377,34 @@ class Study:
                 return self.run(resume=True, on_trial=on_trial, quiet_interrupt=quiet_interrupt)
             time.sleep(LOOK_EVERY_S)
 
-    def check(self) -> int:
-        """Refuses what cannot work before anything starts: builds the job with one combination and does a step.
-
-        Returns:
-            Evaluations of a trial that runs to its end.
-
-        Raises:
-            UserError: see above.
-        """
-        spec = self.file.spec
-        job, c = prediction.any_of(self.file)
-        if c.regions.region:
-            raise JobError("runs in several regions cannot be tuned", remedy="leave run.regions out of the job")
-        data_service.check(spec, job, c)
-        if job.sparse is not None:
-            return self._check_sparse(job, c)
-        wanted = dataclasses.replace(job, keep_best=KeepBest(monitor=spec.metric, mode=spec.mode))
-        try:
-            ready = prepared_run(LaunchRequest(job=wanted, configuration=dataclasses.replace(c, sync="bsp"), cloud=self._location()))
-        except JobError as e:
-            if e.problem.startswith("keep_best monitors"):
-                raise JobError(
-                    f"{spec.name}: metric = {spec.metric!r} is not reported by the job's evaluations",
-                    remedy=str(e.remedy).replace("monitor", "use"),
-                ) from None
-            if "need evaluation data" in e.problem:
-                raise JobError(f"{spec.name}: the job has no evaluation data, of which trials are judged", remedy=e.remedy) from None
-            raise
-        every, unit = job.evaluate_every.split()
-        of_run = job.epochs if unit.startswith("epoch") else ready.prepared.spec.planned_iterations
-        return self._checked_pruner(job, -(-of_run // int(every)))
-
-    def _check_sparse(self, job: Job, c: Configuration) -> int:
-        """The same for a sparse job, which is evaluated after each epoch."""
-        program = prepared_run(LaunchRequest(job=job, configuration=c, cloud=self._location())).prepared.spec.sparse
-        assert program is not None
-        if self.file.spec.metric not in program.metrics:
-            raise JobError(
-                f"{self.file.spec.name}: metric = {self.file.spec.metric!r} is not reported by the job's evaluations",
-                remedy=f"use {' or '.join(program.metrics)}",
-            )
-        return self._checked_pruner(job, job.epochs)
-
-    def _checked_pruner(self, job: Job, evaluations: int) -> int:
-        """The evaluations of a trial, if the pruner has one to decide on."""
-        spec = self.file.spec
-        first = spec.pruner.first_decision(evaluations)
-        if spec.pruner.name != "none" and job.script is None and evaluations <= first:
-            raise JobError(
-                f"{spec.name}: pruner {spec.pruner.name} decides after {first} evaluations, and a trial has "
-                f"{evaluations}, the last one at its end",
-                remedy='set evaluate_every or epochs in the job, or pruner = "none"',
-            )
-        return evaluations
-
     def _drive(
-        self,
-        study: optuna.Study,
-        known: StudyStatus,
-        predictor: TrialPredictor,
-        on_trial: OnTrial,
-        on_event: Callable[[Event], None],
-        labels: Mapping[str, str],
+        self, study: optuna.Study, known: StudyStatus, on_trial: OnTrial, on_event: Callable[[Event], None], labels: Mapping[str, str]
     ) -> StudyResult:
-        _, c = prediction.any_of(self.file)
-        simulated = c.platform == "simulated"
+        simulated = self.subject.is_simulated
         header = self.folder.begin(self._header(known, labels))
         run = self.folder.run
         if not (run.path / KEY_FILE).exists():
             run.create_key()  # from which those of its trials are derived
+        header = self.subject.started(run, header)
         if simulated and run.events.exists():  # trials that had not ended begin again
             known = dataclasses.replace(known, seconds=last_t(run))
-        log = kind.StudyLog(run, header, known, on_event)
-        for each in (recorded(t) for t in study.get_trials(deepcopy=False)):
-            if each.state == "finished" and each.predicted_s is not None and each.predicted_usd is not None:
-                p = prediction.TrialPrediction(each.predicted_s, each.predicted_usd)
-                predictor.learn(each.parameters, p, each.seconds, each.cost_usd)  # type: ignore[arg-type]
+        ended = [recorded(t) for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+        trials = self.subject.trials(self.folder, header, ended, self._location(), spent_usd=known.spent_usd)
+        log = kind.StudyLog(run, header, known, on_event, t=trials.t(known.seconds))
         engine = Engine(
             self.file,
             self.folder,
             study,
-            predictor,
-            places=self._places(),
-            parent=header.run_id,
-            labels=header.labels,
+            trials,
+            places=self.subject.places(),
             token=known.token,
             seconds=known.seconds,
-            simulated=simulated,
-            cloud=self._location(),
             on_trial=lambda trial: told(trial),
             on_change=lambda: write(),
         )
 
         def told(trial: TrialRecord) -> None:
-            log.tell(trial, engine.seconds)
+            log.tell(trial, trials.t(engine.seconds))
             on_trial(trial)
 
         def write() -> None:
@@ -479,19 +420,27 @@ class Study:
 
         from ephemeron.functions import simulation
 
-        state = blocking.run(main, runner=simulation.run if simulated else asyncio.run)
-        status = self._now(study, known, engine, state)
+        broken: TrialsBroken | None = None
+        try:
+            state = blocking.run(main, runner=simulation.run if simulated else asyncio.run)
+        except TrialsBroken as e:
+            state, broken = "stopped", e
+        status = self._now(study, known, engine, state, reason=engine.reason if broken is None else line_of(broken.error))
         self.folder.write(status)
         results.write(self.folder, self.file, status, study)
-        log.conclude(status)
+        log.conclude(status, trials.t(status.seconds))
+        if broken is not None:
+            _log.warning("study %s was stopped; go on with it: ephemeron resume %s", known.name, header.run_id)
+            raise broken.error
         return StudyResult(status)
 
-    def _now(self, study: optuna.Study, known: StudyStatus, engine: Engine, state: StudyState) -> StudyStatus:
+    def _now(self, study: optuna.Study, known: StudyStatus, engine: Engine, state: StudyState, *, reason: str = "") -> StudyStatus:
         ended = [recorded(t) for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
         unfinished = engine.unfinished
         if state == "stopped":
             ids = {t.number for t in ended}
-            unfinished = [recorded(t) for t in study.get_trials(deepcopy=False) if t.number not in ids]
+            left = [recorded(t) for t in study.get_trials(deepcopy=False) if t.number not in ids]
+            unfinished = [dataclasses.replace(t, reason=engine.stopped if t.started else "") for t in left]
         sign = 1 if self.file.spec.mode == "min" else -1
         finished = [t for t in ended if t.state == "finished" and t.value is not None]
         best = min(finished, key=lambda t: (sign * (t.value or 0.0), t.number), default=None)
@@ -502,11 +451,12 @@ class Study:
             spent_usd=round(engine.spent_usd, 9),
             best=None if best is None else best.number,
             trials=tuple(sorted([*ended, *unfinished], key=lambda t: t.number)),
+            reason=reason,
         )
 
-    def _first_status(self, expected: SpacePrediction, note: str) -> StudyStatus:
+    def _first_status(self, expected: SpacePrediction | None, note: str) -> StudyStatus:
         spec = self.file.spec
-        predicted = expected.cheapest is not None
+        predicted = expected is not None and expected.cheapest is not None
         return StudyStatus(
             name=spec.name,
             digest=self.file.digest,
@@ -516,18 +466,19 @@ class Study:
             mode=spec.mode,
             sampler=spec.sampler,
             pruner=spec.pruner.name,
-            job=self.file.template.path.name,
+            job=self.subject.name,
             parameters=tuple(p.key for p in self.file.space),
             trials_planned=self.file.trials,
-            concurrency=self._places(),
+            concurrency=self.subject.places(),
             budget_usd=spec.budget_usd,
             deadline_s=spec.deadline_s,
-            predicted_usd=expected.cost_usd if predicted else None,
-            predicted_s=expected.seconds if predicted else None,
+            predicted_usd=expected.cost_usd if predicted and expected else None,
+            predicted_s=expected.seconds if predicted and expected else None,
             notes=(note,) if note else (),
+            is_of_objective=spec.objective is not None,
         )
 
-    def _stored(self, evaluations: int) -> optuna.Study:
+    def _stored(self, evaluations: int | None) -> optuna.Study:
         import optuna
 
         with sampling.quiet():
@@ -540,13 +491,12 @@ class Study:
                 pruner=sampling.pruner_of(self.file.spec, evaluations),
             )
 
-    def _places(self) -> int:
-        if self.file.spec.concurrency is not None:
-            return self.file.spec.concurrency
-        job, c = prediction.any_of(self.file)
-        if c.platform == "local":
-            return max(os.cpu_count() or 1, prediction.most_workers(self.file))
-        return platform_limits(c.platform, job.simulation).concurrency
+
+def _require_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError:
+        raise MissingExtra("Optuna", "tuning") from None
 
 
 def run_folder(trial: TrialRecord) -> Path:

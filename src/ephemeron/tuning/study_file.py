@@ -11,6 +11,8 @@ budget_usd = 0.50                    # of all trials together
 [space]
 optimizer.options.lr = { low = 1e-3, high = 1.0, log = true }
 run.workers = [1, 2, 4]
+
+Or of a Python function: `objective = "module:function"` in place of `job`, and a space of its arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -27,8 +29,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from ephemeron.config.toml import parse_toml
 from ephemeron.config.typed import AtLeast, Count, Form, Positive, Typed, build, plain
 from ephemeron.errors import JobError
+from ephemeron.executor.shipping import Shipment
 from ephemeron.training.job.spec import Mode
-from ephemeron.tuning.space import JobTemplate, Parameter, grid_size, parameters_of
+from ephemeron.tuning.objective import ObjectiveSpec
+from ephemeron.tuning.objective_call import CallForm
+from ephemeron.tuning.space import FIXED, JobTemplate, Parameter, grid_size, parameters_of
+
+MOST_FAILURES = 5
+"""Trials of an objective that may fail in a row."""
+VALUE = "value"
+"""Metric of an objective whose study names none."""
+_LATER = ("objective", "max_failures")
+"""Keys that earlier releases do not have: a study without them has the digest that it had there."""
+_OF_JOBS = ("data_service", "profile")
+"""Keys that are for jobs alone."""
 
 SamplerName = Literal["grid", "random", "tpe"]
 PrunerName = Literal["none", "asha", "hyperband"]
@@ -62,10 +76,13 @@ class StudySpec(Typed):
 
     name: Annotated[str, Form(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits, dots, hyphens and underscores")]
     """Name of the study; in a file, the file's name by default. Its folder and its runs begin with it."""
-    job: Path
-    """The job file; relative to the study's."""
+    job: Path | None = None
+    """The job file; relative to the study's. None: an objective is searched."""
+    objective: ObjectiveSpec | None = None
+    """A Python function: `module:function`, or a table with `function`. None: a job is searched."""
     metric: str = "loss"
-    """Metric of the job's evaluations. The value of a trial is that of its last evaluation."""
+    """Metric of the job's evaluations. The value of a trial is that of its last evaluation. Of an objective: key of results that are
+    dicts, and name of those that are numbers; by default `value`."""
     mode: Mode = "min"
     """`min`: lower is better; `max`: higher is better."""
     sampler: SamplerName = "tpe"
@@ -83,6 +100,8 @@ class StudySpec(Typed):
     """Cost of all trials together, US dollars."""
     deadline_s: Positive | None = None
     """Seconds for which the study may run, over all of its clients."""
+    max_failures: Count | None = None
+    """Trials that may fail in a row before the study is stopped; None: 5 of an objective, any number of a job."""
     data_service: Annotated[int, AtLeast(0)] = 0
     """Loader functions of a data service through which all trials read their flow; 0: each trial loads for itself. Only on
     platform `local`."""
@@ -91,7 +110,16 @@ class StudySpec(Typed):
     profile: Path | None = None
     """A profile.json, instead of measuring; relative to the study's file."""
     space: Mapping[str, object]
-    """By dotted key of the job file: a list of values, or a table with `low`, `high`, and optionally `log` or `step`."""
+    """By dotted key of the job file, or argument of the objective: a list of values, or a table with `low`, `high`, and optionally
+    `log` or `step`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptObjective:
+    """An objective as it was sent, which functions can run though its module is not here."""
+
+    shipment: Shipment
+    form: CallForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +127,8 @@ class StudyFile:
     """A study as it was read."""
 
     spec: StudySpec
-    template: JobTemplate
-    """The job, of which trials are variants."""
+    template: JobTemplate | None = None
+    """The job, of which trials are variants; None: an objective is searched."""
     space: tuple[Parameter, ...]
     text: str
     """The file."""
@@ -108,6 +136,10 @@ class StudyFile:
     """Where it is; None: it was no file."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options that were given in place of values of the files."""
+    function: Callable[..., Any] | None = None
+    """The objective, where a program has given it; None: it is found by its name."""
+    kept: KeptObjective | None = None
+    """The objective as it was sent first, where functions drive the study that have none of its files."""
 
     def with_options(self, options: Mapping[str, Any]) -> StudyFile:
         """The study with `platform`, `channel`, `max_workers` and `budget_usd` in place of those of its files."""
@@ -115,16 +147,39 @@ class StudyFile:
             return self
         names = {"max_workers": "concurrency", "budget_usd": "budget_usd"}
         of_job = {name: value for name, value in options.items() if name not in names}
-        document = {**self.template.document, "run": {**self.template.document.get("run", {}), **of_job}}
+        if self.spec.objective is not None:
+            changes: dict[str, Any] = {names[name]: value for name, value in options.items() if name in names}
+            changes["objective"] = dataclasses.replace(self.spec.objective, **of_job)
+            return dataclasses.replace(self, spec=dataclasses.replace(self.spec, **changes), options=options)
+        document = {**self.job.document, "run": {**self.job.document.get("run", {}), **of_job}}
         spec = dataclasses.replace(self.spec, **{names[name]: value for name, value in options.items() if name in names})
-        return dataclasses.replace(self, spec=spec, template=dataclasses.replace(self.template, document=document), options=options)
+        return dataclasses.replace(self, spec=spec, template=dataclasses.replace(self.job, document=document), options=options)
+
+    def with_function(self, function: Callable[..., Any]) -> StudyFile:
+        """The study with an objective that a program has given."""
+        return dataclasses.replace(self, function=function)
+
+    @property
+    def job(self) -> JobTemplate:
+        """The job of a study of one."""
+        assert self.template is not None
+        return self.template
 
     @property
     def digest(self) -> str:
         """Digest of all values of the study file and the job file."""
-        spec = dataclasses.replace(self.spec, job=Path(self.spec.job.name))
-        value = {"study": plain(spec), "job": self.template.document}
+        if self.spec.objective is None:
+            known = plain(dataclasses.replace(self.spec, job=Path(self.job.path.name)))
+            value = {"study": {k: v for k, v in known.items() if v is not None or k not in _LATER}, "job": self.job.document}
+        else:
+            code = tuple(Path(folder.name) for folder in self.spec.objective.code)
+            value = {"study": plain(dataclasses.replace(self.spec, objective=dataclasses.replace(self.spec.objective, code=code)))}
         return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
+    def max_failures(self) -> int | None:
+        """Trials that may fail in a row; None: any number."""
+        return self.spec.max_failures or (None if self.spec.objective is None else MOST_FAILURES)
 
     @property
     def trials(self) -> int:
@@ -166,15 +221,43 @@ def parse_study(raw: Mapping[str, Any], *, folder: Path, where: str = "study", t
         JobError: see `load_study`.
     """
     spec = build(StudySpec, raw, where=where)
-    spec = dataclasses.replace(
-        spec, job=folder / spec.job.expanduser(), profile=None if spec.profile is None else folder / spec.profile.expanduser()
-    )
-    space = parameters_of(spec.space, where=f"{where}: space")
-    template = JobTemplate.load(spec.job)
-    template.check(space, where=f"{where}: space")
+    if (spec.job is None) == (spec.objective is None):
+        raise JobError(
+            f"{where}: missing key job" if spec.job is None else f"{where}: job and objective exclude each other",
+            remedy="name the job file whose keys are searched, or a Python function: objective = 'module:function'",
+        )
+    template = None
+    if spec.objective is not None:
+        spec = _objective_of(spec, raw, folder=folder, where=where)
+    else:
+        assert spec.job is not None
+        profile = None if spec.profile is None else folder / spec.profile.expanduser()
+        spec = dataclasses.replace(spec, job=folder / spec.job.expanduser(), profile=profile)
+    space = parameters_of(spec.space, where=f"{where}: space", fixed=FIXED if spec.objective is None else ())
+    if spec.objective is None:
+        assert spec.job is not None
+        template = JobTemplate.load(spec.job)
+        template.check(space, where=f"{where}: space")
     if spec.sampler == "grid":
         for parameter in space:
             parameter.grid_values(where=f"{where}: space")
     elif spec.trials is None:
         raise JobError(f"{where}: missing key trials", remedy="say how many trials there may be, such as trials = 20")
     return StudyFile(spec=spec, template=template, space=space, text=text)
+
+
+def _objective_of(spec: StudySpec, raw: Mapping[str, Any], *, folder: Path, where: str) -> StudySpec:
+    """A study of an objective, with paths that do not depend on the working folder.
+
+    Raises:
+        JobError: it has keys that are for jobs.
+    """
+    for key in _OF_JOBS:
+        if raw.get(key):
+            raise JobError(f"{where}: {key} is for studies of a job", remedy="leave it out")
+    o = spec.objective
+    assert o is not None
+    found = dataclasses.replace(
+        o, code=tuple(folder / path.expanduser() for path in o.code), prices=None if o.prices is None else folder / o.prices.expanduser()
+    )
+    return dataclasses.replace(spec, objective=found, metric=spec.metric if "metric" in raw else VALUE)

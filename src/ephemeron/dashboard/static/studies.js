@@ -16,7 +16,7 @@ export function mount(root) {
     { name: "spent", label: "Spent", kind: "n", value: (r) => r.spent_usd, cell: (r) => usd(r.spent_usd) },
     { name: "budget", label: "Budget", kind: "n", value: (r) => r.budget_usd, cell: (r) => usd(r.budget_usd) },
   ], { key: (r) => r.key, sort: "name", caption: "Studies", onrow: (r) => { location.hash = "#/study/" + encodeURIComponent(r.key); } });
-  const empty = nothing("No studies yet.", h("span", {}, "A study searches the best parameters of a job: ", h("code", {}, "ephemeron tune study.toml"), "."));
+  const empty = nothing("No studies yet.", h("span", {}, "A study searches the best parameters of a job or of a Python function: ", h("code", {}, "ephemeron tune study.toml"), "."));
   const list = h("div", { class: "card" }, table.node);
   list.hidden = true; empty.hidden = true;
   root.append(h("div", { class: "head" }, h("h1", {}, "Studies")), list, empty);

@@ -22,16 +22,17 @@ export function mount(root, key) {
     window.document.title = d.name + " · ephemeron";
     heading.textContent = d.name;
     state.replaceChildren(pill(d.state || "unknown"));
-    under.replaceChildren(...[d.job && "job " + d.job, d.metric && "metric " + d.metric + " (" + d.mode + ")", d.sampler, d.pruner && d.pruner !== "none" ? d.pruner : ""].filter(Boolean).map((t) => h("span", {}, t)), h("code", {}, d.path));
+    under.replaceChildren(...[d.job && (d.is_of_objective ? "objective " : "job ") + d.job, d.metric && "metric " + d.metric + " (" + d.mode + ")", d.sampler, d.pruner && d.pruner !== "none" ? d.pruner : ""].filter(Boolean).map((t) => h("span", {}, t)), h("code", {}, d.path));
     const c = d.counts, over = (c.finished || 0) + (c.pruned || 0) + (c.failed || 0);
     tiles.replaceChildren(
       tile("Best " + (d.metric || "value"), number(d.best_value), d.best !== null && d.best !== undefined ? "trial " + d.best : "none yet"),
       tile("Trials", count(over), [c.finished && c.finished + " finished", c.pruned && c.pruned + " pruned", c.failed && c.failed + " failed"].filter(Boolean).join(", ") || "none ended", d.trials_planned ? "/ " + count(d.trials_planned) : ""),
       tile("Running", count(c.running || 0), c.waiting ? c.waiting + " waiting" : "", d.concurrency ? "of " + d.concurrency + " functions" : ""),
       tile("Spent", usd(d.spent_usd), d.budget_usd ? "budget " + usd(d.budget_usd) : "no budget", "", d.budget_usd ? d.spent_usd / d.budget_usd : null),
-      tile("Predicted", usd(d.predicted_usd), d.predicted_s ? seconds(d.predicted_s) : "all trials, none pruned"),
+      ...(d.is_of_objective ? [] : [tile("Predicted", usd(d.predicted_usd), d.predicted_s ? seconds(d.predicted_s) : "all trials, none pruned")]),
       tile("Time", seconds(d.seconds), d.deadline_s ? "deadline " + seconds(d.deadline_s) : ""));
-    notes.replaceChildren(...(d.notes && d.notes.length ? [card("Notes", {}, h("ul", {}, d.notes.map((n) => h("li", {}, n))))] : []));
+    const remarks = [...(d.notes || []), ...(d.reason ? [d.reason] : [])];
+    notes.replaceChildren(...(remarks.length ? [card("Notes", {}, h("ul", {}, remarks.map((n) => h("li", {}, n))))] : []));
     const parameters = [...new Set(d.trials.flatMap((t) => Object.keys(t.parameters)))];
     if (!table || names !== parameters.join()) { names = parameters.join(); table = make(parameters); place.replaceChildren(table.node); }
     table.show(d.trials);
@@ -53,8 +54,8 @@ export function mount(root, key) {
       { name: "seconds", label: "Time", kind: "n", value: (t) => t.seconds, cell: (t) => seconds(t.seconds) },
       { name: "cost_usd", label: "Cost", kind: "n", value: (t) => t.cost_usd, cell: (t) => usd(t.cost_usd) },
       { name: "predicted", label: "Predicted", kind: "n", value: (t) => t.predicted_usd, cell: (t) => usd(t.predicted_usd) },
-      { name: "reason", label: "Remark", value: (t) => t.reason, cell: (t) => t.reason },
-      { name: "end", label: h("span", { class: "unseen" }, "End"), sort: false, cell: (t) => (t.state === "running" && !t.ending && t.key ? h("button", { type: "button", class: "small danger", "aria-label": "End trial " + t.number, onclick: () => confirm(t) }, "End…") : "") },
+      { name: "reason", label: "Remark", value: (t) => t.reason, cell: (t) => (t.traceback ? h("span", { title: t.traceback }, t.reason) : t.reason) },
+      { name: "end", label: h("span", { class: "unseen" }, "End"), sort: false, cell: (t) => (t.state === "running" && !t.ending && (t.key || study.is_of_objective) ? h("button", { type: "button", class: "small danger", "aria-label": "End trial " + t.number, onclick: () => confirm(t) }, "End…") : "") },
     ], { key: (t) => t.number, sort: "number", caption: "Trials", tall: true, rowclass: (t) => (t.number === study.best ? "chosen" : "") });
   }
 

@@ -179,6 +179,7 @@ async def _run(
                     invocation=envelope.id if delivery == 0 else f"{envelope.id}.{delivery}",
                     channel=channel,
                     emit=emit,
+                    flush=reporter.flush,
                     invoke=invoke,
                     compute=compute,
                     origin=_origin(call, loop.time()),

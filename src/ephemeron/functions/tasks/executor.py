@@ -120,6 +120,8 @@ class TaskExecutor:
         """Of the latest tasks of one function."""
         self._mean_of = ""
         self._computing = self._is_overdue = False
+        self._alone: tuple[ComputeSlice, TaskSpec] | None = None
+        """The task that is computed, where it is one."""
         self._take_s = 0.0
         self._buffered = 0
         self._changed = asyncio.Event()
@@ -171,6 +173,10 @@ class TaskExecutor:
                 continue
             wanted_s = options.ahead_s + 2 * self._take_s
             backlog_s = len(self._planned) * self._mean_s
+            if options.one_at_a_time and self._leases:
+                await self._wait(self._stop_at - self._loop.time())
+                idle_since = self._loop.time()
+                continue
             if self._planned and (backlog_s >= wanted_s or not self._mean_s):
                 await self._wait(max(0.01, min(backlog_s - wanted_s / 2, self._stop_at - self._loop.time())))
                 continue
@@ -365,11 +371,12 @@ class TaskExecutor:
                     self._finished(planned, one)
             await self._give_back()
 
-        self._computing = True
+        self._computing, self._alone = True, (work, chosen[0].task) if len(jobs) == 1 else None
         try:
             end = await self._compute_slice(work, chosen[0].task, overdue)
         finally:
             self._computing = self._is_overdue = False
+            self._alone = None
         took_s = self._loop.time() - began
         self.totals.compute_s += took_s
         ran, left = end.ran, chosen[max(early, len(end.ran)) :]
@@ -597,8 +604,15 @@ class TaskExecutor:
                 await self._queue.announce(self._name)
                 for lease in await self._queue.renew([held.lease for held in self._leases.values()]):
                     self._lost(lease)
+                await self._interrupt_cancelled()
             except EphemeronError as e:  # the leases end, and others take the tasks
                 _log.warning("executor %s could not renew its leases: %s", self._name, e)
+
+    async def _interrupt_cancelled(self) -> None:
+        alone = self._alone
+        if alone is not None and await self._resolver.is_cancelled(alone[1]) and self._alone is alone:
+            _log.info("task %s is cancelled: it is interrupted", alone[1].id)
+            alone[0].interrupt()
 
     def _lost(self, lease: TaskLease) -> None:
         held = self._leases.get(lease.batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from ephemeron.functions.tasks.object_keys import QueueKeys
 from ephemeron.functions.tasks.object_places import ObjectPlaces
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
 from ephemeron.functions.tasks.resolver import ResolverContext, open_resolver
+from ephemeron.functions.tasks.running_task import Reporting
 from ephemeron.units import MB
 
 
@@ -34,6 +36,8 @@ class ExecutorRequest:
     flush_s: NonNegative = 1.0
     poll_s: Positive = 1.0
     margin_s: NonNegative = 3.0
+    one_at_a_time: bool = False
+    """See `ExecutorOptions`."""
     cache_mb: NonNegative = 0.0
     """MB of objects of other stores that are kept in memory (`object_places`), and as many of inputs that several tasks have."""
 
@@ -61,18 +65,28 @@ def executor_name(rank: int, invocation: str) -> str:
 
 async def run_task_executor(ctx: Context, request: ExecutorRequest) -> ExecutorResult:
     """Takes and runs tasks until none is left, or the lifetime nears."""
-    name = executor_name(ctx.call.rank, ctx.invocation)
+    name, loop = executor_name(ctx.call.rank, ctx.invocation), asyncio.get_running_loop()
     own = queue_channel(ctx.channel, request.queue, owner=f"{name}-data", key=ctx.call.key)
     channel = ObjectPlaces(own, owner=f"{name}-data", open_channel=open_channel, cache_bytes=int(request.cache_mb * MB))
     queue = open_queue(ctx.channel, request.queue, owner=name, key=ctx.call.key, adapter=request.adapter, lease_s=request.lease_s)
     resolver = open_resolver(
         request.resolver,
-        ResolverContext(channel=channel, run=ctx.call.run, key=ctx.call.key, functions=request.functions, scratch=ctx.scratch),
+        ResolverContext(
+            channel=channel,
+            run=ctx.call.run,
+            key=ctx.call.key,
+            functions=request.functions,
+            scratch=ctx.scratch,
+            reporting=Reporting(
+                emit=ctx.emit, flush=ctx.flush, now=lambda: loop.time() - ctx.origin, rank=ctx.call.rank, attempt=ctx.call.attempt
+            ),
+        ),
     )
     options = ExecutorOptions(
         idle_s=request.idle_s,
         flush_s=request.flush_s,
         poll_s=request.poll_s,
+        one_at_a_time=request.one_at_a_time,
         margin_s=request.margin_s,
         keep_bytes=int(request.cache_mb * MB),
     )

@@ -18,6 +18,8 @@ class ExecutorOptions:
     ahead_s: float = 0.05
     """Seconds of work that are leased ahead, beside the time that leasing takes. Longer tasks are leased one ahead: another executor
     may be idle."""
+    one_at_a_time: bool = False
+    """Nothing is leased ahead: a task that waited behind one of minutes would be late, though another executor may be idle."""
     margin_s: float = 3.0
     """Seconds before the deadline at which the last result is to be recorded."""
     prefetch: int = 4

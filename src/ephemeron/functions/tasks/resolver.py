@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
@@ -16,6 +16,7 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.config.typed import near
 from ephemeron.errors import JobError
 from ephemeron.functions.tasks.model import TaskEdge, TaskSpec
+from ephemeron.functions.tasks.running_task import Reporting
 
 TaskFunction: TypeAlias = Callable[[TaskSpec, Sequence[memoryview]], object]
 
@@ -55,6 +56,10 @@ class Resolver(TaskOrder, ABC):
         """An exception of a task, for `TaskResult.data`; empty: its text and traceback alone are recorded. On the compute thread."""
         return b""
 
+    async def is_cancelled(self, task: TaskSpec) -> bool:
+        """Whether the client has cancelled a running task, which is interrupted then. Asked as often as leases are renewed."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolverContext:
@@ -69,6 +74,8 @@ class ResolverContext:
     """`ExecutorRequest.functions`."""
     scratch: Path | None = None
     """Folder of the invocation; None where there is no file system to use."""
+    reporting: Reporting = field(default_factory=Reporting)
+    """How tasks report values before their end."""
 
 
 _TABLE = {"modules": "ephemeron.functions.tasks.resolver:ModuleResolver", "shipped": "ephemeron.functions.shipped_tasks:ShippedResolver"}
