@@ -368,8 +368,8 @@ def test_a_dry_run_tries_trials_here_and_starts_nothing(place: Path) -> None:
     shown = tune("--trials", "40", "--metric", "loss", "--dry-run", "--budget-usd", "1e-9")
     for words in (
         "study        fit on local",
-        "objective  goals.fit",
-        "trials     40, tpe",
+        "objective    goals.fit",
+        "trials       40, tpe",
         "\na trial ",
         "more than the budget",
         "nothing was started",
