@@ -55,3 +55,22 @@ def test_the_word_count_is_that_of_one_process(tmp_path, capsys):
         files[-1].write_text("the cat and the dog. " * (n + 1))
     words.main([str(f) for f in files], "simulated")
     assert capsys.readouterr().out.splitlines()[:2] == ["    90  the", "    45  cat"]
+
+
+def test_the_simulation_ends_when_its_mean_is_known(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pyarrow", reason="results are kept as Parquet")
+    pytest.importorskip("matplotlib", reason="the picture")
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("example_waiting", EXAMPLES / "simulation" / "waiting.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "example_waiting", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "CUSTOMERS", 50)
+    monkeypatch.setattr(sys, "argv", ["waiting.py", "--platform", "simulated", "--width", "40%", "--most", "400", "--out", "s"])
+    module.main()
+    said = capsys.readouterr().out
+    assert said.startswith("mean ")
+    assert "0 before" in said
+    assert (tmp_path / "s" / "waiting.png").stat().st_size > 10_000
+    module.main()
+    assert "0 shops computed now" in capsys.readouterr().out
