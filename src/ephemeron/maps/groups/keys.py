@@ -124,7 +124,7 @@ def key_texts(rows: Any, by: Sequence[str]) -> list[str]:
 
 def text_of(values: Sequence[Any]) -> str:
     """A key as text."""
-    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"), default=lambda v: v.item() if hasattr(v, "item") else str(v))
 
 
 def chosen(given: Sequence[str], known: frozenset[str], *, columns: int) -> list[str]:
