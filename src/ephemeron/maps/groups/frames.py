@@ -138,8 +138,6 @@ def to_columns(value: Any, rows: int, taken: Sequence[str]) -> Any:
         raise UserError(f"the predictions are a {type(value).__name__}, which is no column: {str(e).splitlines()[0]}") from None
     if table.num_rows != rows:
         raise UserError(f"there are {table.num_rows} predictions for {rows} rows")
-    if not table.num_columns:
-        raise UserError("the predictions have no columns")
     if twice := sorted(set(table.column_names) & set(taken)):
         raise UserError(f"the predictions have a column {twice[0]!r}, which the table has: give it another name")
     return table

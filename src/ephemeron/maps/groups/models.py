@@ -134,7 +134,8 @@ class GroupModels:
         pyarrow(EXTRA)
         address = table_place(f"{str(place).rstrip('/')}/", "")
         objects = Objects(address)
-        fit = read_fit(objects)
+        there = not objects.is_local or Path(objects.place("")).is_dir()  # looking makes no folder
+        fit = read_fit(objects) if there else None
         if fit is None:
             raise JobError(
                 f"there are no models in {place}", remedy=f"run: ephemeron fit-groups DATA --by COLUMN --fit MODULE:FUNCTION --out {place}"
