@@ -318,7 +318,7 @@ def open_fit_groups(
     place = table_place(f"{str(out).rstrip('/')}/", "")
     objects = Objects(place)
     if callee is None:
-        function, callee = inspect_group_function(function, frame=frame, stream=stream, options=options, executor=executor)
+        _, callee = inspect_group_function(function, frame=frame, stream=stream, options=options, executor=executor)
     memory_mb = checked_place(objects, callee.frame, executor)
     if grouping:
         found = find_grouping(objects, grouping)

@@ -120,9 +120,10 @@ def open_predict_groups(
         raise JobError(f"no group of {known.objects.place('')} has a model", remedy="run: ephemeron fit-groups")
     path = _checked_out(out, data)
     executor["code"] = [*executor.get("code", ()), *_folder_of(known.fit.function)]
-    inner, callee = inspect_group_function(
-        call_predict if function is None else function,
-        frame=frame or (known.fit.frame if function is None else None),
+    function = call_predict if function is None else function
+    _, callee = inspect_group_function(
+        function,
+        frame=frame or (known.fit.frame if function is call_predict else None),
         before=("model",),
         otherwise=known.fit.frame,
         options=options,
@@ -132,7 +133,7 @@ def open_predict_groups(
     objects = Objects(place)
     memory_mb = checked_place(objects, callee.frame, executor)
     table = open_table(data)
-    _check_columns(table, known, is_default=function is None)
+    _check_columns(table, known, is_default=function is call_predict)
     wanted = {column.name: column.type for column in known.fit.columns}
     grouping = group_table(table, known.by, objects, positions=True, wanted=wanted, on_note=on_note)
     keys = grouping.index.column("key").to_pylist()
@@ -151,7 +152,7 @@ def open_predict_groups(
         fetch=lambda rows: known.sent([keys[row] for row in rows]),
     )
     return GroupPredictJob(
-        inner if function is None or not isinstance(function, str) else function,
+        function,
         predict_group,
         callee,
         source,
