@@ -176,7 +176,7 @@ class TaskExecutor:
                 continue
             n = int((wanted_s - backlog_s) / self._mean_s) if self._mean_s else 1
             began = self._loop.time()
-            leases = await self._queue.take(max(1, n), is_busy=self._is_busy); print("TAKE", self._loop.time(), n, [len(l.tasks) for l in leases], [l.attempt for l in leases])
+            leases = await self._queue.take(max(1, n), is_busy=self._is_busy)
             leases = await self._only_known(leases)
             now = self._loop.time()
             self._take_s = max(0.5 * self._take_s, now - began)

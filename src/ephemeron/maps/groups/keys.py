@@ -15,6 +15,11 @@ from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
 
 
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), default=lambda value: value.item() if hasattr(value, "item") else str(value)
+)
+
+
 class Codes(NamedTuple):
     """Which rows are of one group."""
 
@@ -108,23 +113,27 @@ def _finite(column: Any, name: str, *, where: str, first_row: int) -> Any:
 
 
 def key_texts(rows: Any, by: Sequence[str]) -> list[str]:
-    """The key of each row of a table, as JSON."""
+    """The key of each row of a table, as JSON. Each value of a column is encoded once."""
     pa = pyarrow()
     columns = []
     for name in by:
-        column = rows.column(name)
-        types = pa.types
-        if types.is_floating(column.type):
+        column = rows.column(name).combine_chunks()
+        if pa.types.is_null(column.type):
+            columns.append(np.full(len(column), "null", object))
+            continue
+        if pa.types.is_floating(column.type):
             column = pa.compute.add(column, pa.scalar(0.0, column.type))
-        if types.is_temporal(column.type) or types.is_decimal(column.type):
+        if pa.types.is_temporal(column.type) or pa.types.is_decimal(column.type):
             column = column.cast(pa.string())
-        columns.append(column.to_pylist())
-    return [text_of(values) for values in zip(*columns, strict=True)]
+        found = pa.compute.dictionary_encode(column, null_encoding="encode")
+        texts = np.array([_ENCODER.encode(value) for value in found.dictionary.to_pylist()], object)
+        columns.append(texts[found.indices.to_numpy(zero_copy_only=False)])
+    return [f"[{','.join(values)}]" for values in zip(*columns, strict=True)]
 
 
 def text_of(values: Sequence[Any]) -> str:
     """A key as text."""
-    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"), default=lambda v: v.item() if hasattr(v, "item") else str(v))
+    return _ENCODER.encode(list(values))
 
 
 def chosen(given: Sequence[str], known: frozenset[str], *, columns: int) -> list[str]:
