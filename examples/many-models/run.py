@@ -58,7 +58,13 @@ def draw(models: GroupModels, path: Path) -> None:
     mean, error, other = (np.array([m[name] for m in metrics]) for name in ("mean", "error", "error_of_last_week"))
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     largest = np.quantile(other / mean, 0.99)
-    left.hist([error / mean, other / mean], bins=np.linspace(0, largest, 40), label=["forecast", "last week repeated"], histtype="step", fill=False)
+    left.hist(
+        [error / mean, other / mean],
+        bins=np.linspace(0, largest, 40),
+        label=["forecast", "last week repeated"],
+        histtype="step",
+        fill=False,
+    )
     left.set(xlabel="mean absolute error / mean sales", ylabel="groups", title=f"{len(metrics):,} models")
     left.legend()
     right.loglog(mean, error, ".", markersize=2, alpha=0.5, label="forecast")
@@ -79,7 +85,9 @@ def main(arguments: list[str] | None = None) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     write(given.folder, given.groups)
     options = {"platform": given.platform, "retries": 0, "on_note": print}
-    fitted = ephemeron.fit_groups("forecast:fit", given.folder / "sales.parquet", by=["store", "sku"], out=given.folder / "models", **options)
+    fitted = ephemeron.fit_groups(
+        "forecast:fit", given.folder / "sales.parquet", by=["store", "sku"], out=given.folder / "models", **options
+    )
     print(f"{fitted.computed:,} groups were fitted, {fitted.recorded:,} before; {fitted.failed:,} have no model; {fitted.bill}")
     if fitted.stopped:
         raise SystemExit(f"{fitted.stopped}: run it again, and it goes on")

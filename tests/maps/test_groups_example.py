@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from ephemeron.cli.main import main
 
 pytest.importorskip("pyarrow", reason="tables; pip install 'ephemeron[maps]'")
-from pyarrow import parquet  # noqa: E402
+from pyarrow import parquet
 
 FOLDER = Path(__file__).parents[2] / "examples" / "many-models"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import group_models
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 import ephemeron
 from ephemeron.errors import JobError
+from ephemeron.functions.base import Limits
 from ephemeron.maps import GroupModels
-from ephemeron.maps.groups import joining
+from ephemeron.maps.groups import fitting, joining
 from ephemeron.runs import folders
 
 pa = pytest.importorskip("pyarrow", reason="tables; pip install 'ephemeron[maps]'")
@@ -275,3 +277,24 @@ def test_a_table_of_several_files_keeps_its_order(here):
     _, found = predicted("new")
     np.testing.assert_allclose(found.prediction, expected_of(models, frame))
     assert parquet.read_schema("predicted.parquet").names == [*frame.columns, "prediction"]
+
+
+def test_the_table_of_results_is_where_it_is_wanted(here):
+    frame = sales(50)
+    fitted(frame=frame)
+    predicted(frame, results="kept")
+    assert (here / "kept" / "rows").is_dir()
+    assert not (here / "predicted.parquet.results").exists()
+    assert predicted(frame, results="kept", out="other.parquet")[0].computed == 0
+
+
+def test_functions_of_a_cloud_have_to_reach_the_groups(monkeypatch):
+    fitted(group_models.large, sales(50), by=["sku"])
+    monkeypatch.setattr(fitting, "admitted", lambda asked: (SimpleNamespace(memory_mb=1024), {}, Limits(concurrency=10)))
+    away = {"platform": "aws", "channel": "s3://bucket/prefix"}
+    with pytest.raises(
+        JobError, match=r"is on this machine, and functions on aws read the groups; name a bucket, .* as --out of fit-groups"
+    ):
+        ephemeron.fit_groups(group_models.line, sales(50), by="sku", out="models", **away)
+    with pytest.raises(JobError, match="as --results"):
+        ephemeron.predict_groups("models", sales(50), out="p.parquet", predict=group_models.sum_of, **away)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ephemeron.maps.computing import MapOptions
     from ephemeron.maps.groups.fitting import GroupJob
 
-_NOT_OF_GROUPS = ("key", "cost_column", "each_file", "results")
 _frame_option = click.option(
     "--as",
     "frame",
@@ -123,6 +122,11 @@ def fit_groups_command(
     metavar="MODULE:FUNCTION",
     help="Function that is given a model and a group.  [default: model.predict(group), without the by-columns]",
 )
+@click.option(
+    "--results",
+    metavar="FOLDER",
+    help="Folder or URL of the table of results, which functions of a cloud have to reach.  [default: FILE.results]",
+)
 @_frame_option
 @recording_options
 @code_options
@@ -194,7 +198,7 @@ def _note(text: str) -> None:
 def _map_options(flags: dict[str, Any]) -> MapOptions:
     from ephemeron.maps.computing import MapOptions
 
-    return MapOptions(**{f.name: flags.pop(f.name) for f in fields(MapOptions) if f.name not in _NOT_OF_GROUPS})
+    return MapOptions(**{f.name: flags.pop(f.name) for f in fields(MapOptions) if f.name in flags})
 
 
 def _show(job: GroupJob, flags: Mapping[str, Any], deadline_s: float | None, *, as_json: bool) -> None:

@@ -207,13 +207,14 @@ def check_memory(source: GroupSource, todo: NDArray[np.bool_], memory_mb: int) -
     )
 
 
-def checked_place(objects: Objects, frame: Frame, executor: Mapping[str, Any]) -> int:
+def checked_place(objects: Objects, frame: Frame, executor: Mapping[str, Any], *, option: str = "--out of fit-groups") -> int:
     """Memory of a function, once it is known that functions reach the groups, and have what they need.
 
     Args:
         objects: where the groups are.
         frame: what they are given as.
         executor: options of the executor.
+        option: that says where the groups are.
 
     Returns:
         MB; 0: not known.
@@ -238,21 +239,25 @@ def checked_place(objects: Objects, frame: Frame, executor: Mapping[str, Any]) -
         if objects.is_local and "://" in channel and not channel.startswith("file://"):
             raise JobError(
                 f"{objects.place('')} is on this machine, and functions on {platform} read the groups",
-                remedy="name --out s3://bucket/prefix",
+                remedy=f"name a bucket, such as s3://bucket/prefix, as {option}",
             )
         __import__(MODULES[frame])
         check_modules([MODULES[frame]], limits, platform)
     return made.memory_mb
 
 
-def split_options(given: Mapping[str, Any]) -> tuple[MapOptions, dict[str, Any]]:
+def split_options(given: Mapping[str, Any], *, but: Sequence[str] = ()) -> tuple[MapOptions, dict[str, Any]]:
     """Options of the map, and those of the executor.
+
+    Args:
+        given: as they were given.
+        but: options that a fit of groups has not, and this one has.
 
     Raises:
         JobError: a map of groups has no such option.
     """
     known = {f.name for f in fields(MapOptions)}
-    if foreign := [name for name in _NOT_OF_GROUPS if name in given]:
+    if foreign := [name for name in _NOT_OF_GROUPS if name in given and name not in but]:
         raise JobError(f"no option {foreign[0]!r}", remedy=near(foreign[0], known - set(_NOT_OF_GROUPS), what="options"))
     return (
         MapOptions(**{name: value for name, value in given.items() if name in known}),

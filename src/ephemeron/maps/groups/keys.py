@@ -14,7 +14,6 @@ from ephemeron.config.typed import near
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
 
-
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), default=lambda value: value.item() if hasattr(value, "item") else str(value)
 )

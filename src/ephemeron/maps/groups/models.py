@@ -199,15 +199,15 @@ class GroupModels:
 
     # -- for predictions ---------------------------------------------------------------------------------------
 
-    def digests(self, keys: Sequence[str]) -> list[str]:
-        """Digest of the model of each of some groups, hexadecimal; "" where there is none."""
+    def recorded(self, keys: Sequence[str]) -> list[dict[str, Any] | None]:
+        """What is recorded of the model of each of some groups: `digest`, and `object` where it is none of the table; None: it has none."""
         there = sorted({self._places[key] for key in keys if key in self._places})
-        found: dict[int, str] = {}
+        found: dict[int, dict[str, Any]] = {}
         for at in range(0, len(there), _TAKEN):
             part = there[at : at + _TAKEN]
             texts = self.table.take(part, ("result",)).column(0).to_pylist()
-            found |= {row: json.loads(text)["digest"] for row, text in zip(part, texts, strict=True)}
-        return [found[self._places[key]] if key in self._places else "" for key in keys]
+            found |= {row: json.loads(text) for row, text in zip(part, texts, strict=True)}
+        return [found[self._places[key]] if key in self._places else None for key in keys]
 
     def sent(self, keys: Sequence[str]) -> list[bytes | str]:
         """Models of some groups, pickled; those that are not in the table by their paths or URLs."""
@@ -216,9 +216,9 @@ class GroupModels:
 
     def fingerprint(self) -> str:
         """Of all models."""
-        return digest_of_model(
-            "\0".join(f"{key}\0{digest}" for key, digest in zip(self._places, self.digests(list(self._places)), strict=True)).encode()
-        )
+        keys = list(self._places)
+        digests = [about["digest"] for about in self.recorded(keys) if about is not None]
+        return digest_of_model("\0".join([*keys, *digests]).encode())
 
     def _key(self, key: object) -> str:
         if isinstance(key, Mapping):

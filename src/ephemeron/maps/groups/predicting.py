@@ -129,15 +129,18 @@ def open_predict_groups(
         options=options,
         executor=executor,
     )
-    place = table_place(str(path), "")
+    place = table_place(str(path), "") if options.results is None else table_place(f"{str(options.results).rstrip('/')}/", "")
     objects = Objects(place)
-    memory_mb = checked_place(objects, callee.frame, executor)
+    memory_mb = checked_place(objects, callee.frame, executor, option="--results")
     table = open_table(data)
     _check_columns(table, known, is_default=function is call_predict)
     wanted = {column.name: column.type for column in known.fit.columns}
     grouping = group_table(table, known.by, objects, positions=True, wanted=wanted, on_note=on_note)
     keys = grouping.index.column("key").to_pylist()
-    digests = known.digests(keys)
+    recorded = known.recorded(keys)
+    if any(about is not None and "object" in about for about in recorded):
+        checked_place(known.objects, callee.frame, executor)
+    digests = ["" if about is None else about["digest"] for about in recorded]
     unknown = _unknown(grouping.index, digests)
     if not any(digests):
         raise JobError(
@@ -190,7 +193,8 @@ def predict_groups(
         predict: `predict(model, group)`, which returns an array with a value per row (column `prediction`), one with several (`prediction_0`, …), or
             columns by name. None: `model.predict(group)`. The group has no by-columns.
         frame: see `fit_groups`. None: by the annotation of the second argument of `predict`, else what the models were fitted to.
-        deadline_s, on_failure, on_note, options: see `fit_groups`.
+        deadline_s, on_failure, on_note, options: see `fit_groups`; and `results`, folder or URL of the table of results, which functions of a
+            cloud have to reach. None: beside `out`.
 
     Returns:
         How it has ended; an item is a group that has a model.
@@ -200,7 +204,7 @@ def predict_groups(
         DamagedObject: what says which models there are is damaged.
         EphemeronError: a store does not answer.
     """
-    own, executor = split_options(options)
+    own, executor = split_options(options, but=("results",))
     job = open_predict_groups(
         models, data, out=out, function=predict, frame=frame, options=own, executor=executor, on_failure=on_failure, on_note=on_note
     )
