@@ -160,7 +160,7 @@ def test_a_dry_run_shows_time_price_and_memory(here):
     assert found["memory_mb"] > 0
     assert folders.all_runs() == []
     ran = fit("--fit", "grouped_means:fit", "--dry-run", code=2)
-    assert "ValueError: no mean of the bad" in ran.stderr
+    assert 'fit fails with group ["bad",7]: ValueError: no mean of the bad' in ran.stderr
 
 
 def started(*arguments):

@@ -59,6 +59,7 @@ class MapModel:
         calls: some of the items, by their numbers from 0, in that order; see `FunctionExecutor.submit_items`.
         of: items of the map.
         seed: of the argument `rng`.
+        told: gives the name of an item for messages, by its number from 0.
         code, code_include, code_exclude, timeout_s: as for `FunctionExecutor`.
 
     Raises:
@@ -74,6 +75,7 @@ class MapModel:
         *,
         of: int,
         seed: int | None = None,
+        told: Callable[[int], str] = lambda number: f"item {number + 1}",
         code: Sequence[Path] = (),
         code_include: Sequence[str] = (),
         code_exclude: Sequence[str] = (),
@@ -85,7 +87,7 @@ class MapModel:
         shipment = shipper.ship(function)
         self.name = shipment.name
         request = TrialRequest(reference=shipment.reference, objects=shipment.objects, calls=list(calls.values()), seed=seed)
-        self.trial = _tried(request, self._chosen, name=shipment.name, quota_mb=pool.memory_mb)
+        self.trial = _tried(request, [told(number) for number in self._chosen], name=shipment.name, quota_mb=pool.memory_mb)
 
     def predict(self, *, functions: int | None = None, memory_mb: int | None = None) -> Prediction:
         """Time, cost and memory.
@@ -222,7 +224,7 @@ def _traffic(batches: int, seconds: float) -> Traffic:
     return Traffic(puts=batches * p.puts, gets=batches * p.gets, polls=batches * p.polls, lists=round(batches * (p.lists + looks)))
 
 
-def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, quota_mb: int) -> ItemTrial:
+def _tried(request: TrialRequest, chosen: Sequence[str], *, name: str, quota_mb: int) -> ItemTrial:
     with tempfile.TemporaryDirectory(prefix="ephemeron-dry-run-") as place:
         folder = Path(place)
         (folder / REQUEST_FILE).write_bytes(dumps(request, what=f"an argument of {name}"))
@@ -237,7 +239,7 @@ def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, quota_mb:
         raise JobError(f"the process of the dry run ended early: {done.last_error}") from None
     if trial.error:
         frames = f"\n{trial.traceback.rstrip()}" if trial.traceback else ""
-        raise JobError(f"{name} fails with item {chosen[trial.failed] + 1}: {trial.error}{frames}")
+        raise JobError(f"{name} fails with {chosen[trial.failed]}: {trial.error}{frames}")
     return trial
 
 

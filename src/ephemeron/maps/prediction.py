@@ -50,6 +50,7 @@ def predict_items(
             function,
             _calls(source, callee, numbers),
             of=len(numbers),
+            told=source.told,
             seed=seed if callee.has_rng else None,
             **{name: options[name] for name in _FOR_MODEL if options.get(name)},
         )

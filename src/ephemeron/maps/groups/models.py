@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ephemeron.config.typed import build, plain
 from ephemeron.data.tables.arrow import pyarrow
@@ -113,12 +112,11 @@ class GroupModels:
     def __init__(self, objects: Objects, fit: GroupFit, grouping: Grouping) -> None:
         self.objects, self.fit, self.by = objects, fit, fit.by
         self.table = ResultTable.open(objects.address)
-        self._keys: list[str] = grouping.index.column("key").to_pylist()
+        keys: list[str] = grouping.index.column("key").to_pylist()
+        self._known = frozenset(keys)
         rows, failed = self.table.known(code=fit.code or None).find(ids_of(grouping))
-        self._rows: NDArray[np.int64] = np.where(failed, -1, rows)
-        """Of the table, by group; -1: it has no model."""
-        self._failed = {key: int(row) for key, row, bad in zip(self._keys, rows.tolist(), failed.tolist(), strict=True) if bad}
-        self._places = {key: int(row) for key, row in zip(self._keys, self._rows.tolist(), strict=True) if row >= 0}
+        self._failed = {key: int(row) for key, row, bad in zip(keys, rows.tolist(), failed.tolist(), strict=True) if bad}
+        self._places = {key: int(row) for key, row in zip(keys, np.where(failed, -1, rows).tolist(), strict=True) if row >= 0}
 
     @classmethod
     def open(cls, place: str | Path) -> GroupModels:
@@ -227,7 +225,7 @@ class GroupModels:
             return text_of(key)
         if isinstance(key, str) and key not in self._places:
             try:
-                return chosen([key], frozenset(self._keys), columns=len(self.by))[0]
+                return chosen([key], self._known, columns=len(self.by))[0]
             except JobError:
                 return key
         return key if isinstance(key, str) else text_of([key])

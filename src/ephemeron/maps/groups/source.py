@@ -35,6 +35,9 @@ class GroupSource(Source):
     def fingerprint(self) -> str:
         return self._fingerprint
 
+    def told(self, number: int) -> str:
+        return f"group {self.grouping.index.column('key')[int(self.order[number])].as_py()}"
+
     def blocks(self) -> Iterator[Block]:
         for first in range(0, len(self.order), BLOCK_ROWS):
             yield self._block_of(first, self.order[first : first + BLOCK_ROWS])
