@@ -48,6 +48,12 @@ def slow(group: "pa.Table"):
             file.write(".")
     return Mean(float(np.mean(group["y"].to_numpy())))
 
+def large(group: pa.Table):
+    return np.full(10_000, float(np.mean(group["y"].to_numpy())))
+
+def first(model, group: pa.Table):
+    return np.full(len(group), model[0])
+
 def twice(model, group: pa.Table):
     return {"twice": np.full(len(group), 2 * model.value)}
 """
@@ -219,7 +225,14 @@ def test_tables_and_models_in_a_bucket(here, s3):
     ran = CliRunner().invoke(main, ["predict-groups", place, "--data", f"{s3}/in/*.parquet", "--out", "p.csv", "--max-workers", "1"])
     assert ran.exit_code == 0, ran.output
     lines = Path("p.csv").read_text().splitlines()[1:]
-    assert [float(line.split(",")[-1]) for line in lines] == pytest.approx([means["abc"[n % 3]] for n in range(300)])
+    expected = [means["abc"[n % 3]] for n in range(300)]
+    assert [float(line.split(",")[-1]) for line in lines] == pytest.approx(expected)
+    large = ["fit-groups", "sales.parquet", "--by", "store", "--fit", "grouped_means:large", "--out", f"{s3}/large", "--max-workers", "1"]
+    assert CliRunner().invoke(main, large).exit_code == 0
+    where = ["--data", "sales.parquet", "--out", "l.parquet", "--results", f"{s3}/predicted", "--max-workers", "1"]
+    ran = CliRunner().invoke(main, ["predict-groups", f"{s3}/large", "--predict", "grouped_means:first", *where])
+    assert ran.exit_code == 0, ran.output
+    assert parquet.read_table("l.parquet")["prediction"].to_pylist() == pytest.approx(expected)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections import Counter
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ephemeron.maps.groups import division, group_rows, table_data
 from ephemeron.maps.groups.division import Division
-from ephemeron.maps.groups.grouping import group_table
+from ephemeron.maps.groups.grouping import find_grouping, group_table, remove_others
 from ephemeron.maps.groups.objects import Objects
 from ephemeron.maps.groups.row_digests import DigestedColumns, RowDigest, digest_of_rows
 from ephemeron.maps.groups.table_data import MemoryTable, open_table
@@ -203,3 +204,29 @@ def test_tables_of_many_files_and_kinds_are_read_in_parts(tmp_path, monkeypatch)
     before = data.digest()
     frame[25:].to_parquet(tmp_path / "c.parquet")
     assert open_table(tmp_path).digest() != before
+
+
+def test_a_pass_that_was_killed_is_made_again(tmp_path):
+    table = unequal(500)
+    objects = Objects(tmp_path.as_uri())
+    whole = group_table(MemoryTable(table), ["g"], objects)
+    place = tmp_path / "groups" / f"{whole.manifest.name}.json"
+    place.write_text(json.dumps({"used_at": 0}))  # as it is until all is there
+    (tmp_path / whole.manifest.file(0)).write_bytes(b"half of it")
+    again = group_table(MemoryTable(table), ["g"], objects)
+    assert rows_of(again) == expected_rows(table, ["g"])
+    notes = []
+    group_table(MemoryTable(table), ["g"], objects, on_note=notes.append)
+    assert notes == []
+
+
+def test_groups_that_another_client_makes_are_not_removed(tmp_path):
+    objects = Objects(tmp_path.as_uri())
+    old = group_table(MemoryTable(unequal(100)), ["g"], objects)
+    own = group_table(MemoryTable(unequal(200)), ["g"], objects)
+    objects.put("groups/another.json", json.dumps({"used_at": own.manifest.used_at + 1}).encode())
+    objects.put("groups/another.00000.parquet", b"begun")
+    remove_others(objects, own.manifest)
+    names = {name.partition("/")[2].partition(".")[0] for name in objects.sizes("groups/")}
+    assert names == {own.manifest.name, "another"}
+    assert find_grouping(objects, old.manifest.name) is None

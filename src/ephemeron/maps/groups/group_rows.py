@@ -91,6 +91,18 @@ def stream_group(file: str, first: int, rows: int, *, digest: bytes, columns: Se
         raise _damaged(file, key)
 
 
+def read_column(place: str, name: str) -> Any:
+    """A column of a file of groups.
+
+    Raises:
+        DamagedObject: it is not there; names the file.
+    """
+    try:
+        return _OpenFile(place).parquet.read(columns=[name]).column(0)
+    except (OSError, pyarrow().ArrowException):
+        raise DamagedObject("the rows of groups are damaged or gone: delete that file, and give the command again", key=place) from None
+
+
 def _parts(place: str, first: int, rows: int, key: str) -> Iterator[Any]:
     pa = pyarrow()
     try:

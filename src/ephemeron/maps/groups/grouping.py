@@ -32,7 +32,7 @@ from ephemeron.units import human_count, human_seconds
 FOLDER = "groups"
 _FORMAT = 1
 _TOLD_BYTES = 256 << 20
-"""Size of a table from which on it is told that it is about to be divided."""
+"""Size of a table from which on a note says that it is about to be divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

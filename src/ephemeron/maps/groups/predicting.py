@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ephemeron.config.paths import located
 from ephemeron.config.typed import near
-from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.data.tables.table_file import TABLES
 from ephemeron.errors import JobError
 from ephemeron.maps.computing import MapOptions
@@ -22,6 +21,7 @@ from ephemeron.maps.groups.calls import call_predict, predict_group
 from ephemeron.maps.groups.division import POSITION
 from ephemeron.maps.groups.fitting import GroupJob, checked_place, inspect_group_function, split_options
 from ephemeron.maps.groups.frames import PREDICTION
+from ephemeron.maps.groups.group_rows import read_column
 from ephemeron.maps.groups.grouping import group_table, remove_others
 from ephemeron.maps.groups.joining import write_joined
 from ephemeron.maps.groups.keys import kind_of_key
@@ -83,18 +83,9 @@ class GroupPredictJob(GroupJob):
             groups = index.take(of_index[part]).select(["file", "first", "rows"]).to_pylist()
             for group, stream in zip(groups, streams, strict=True):
                 if group["file"] not in files:
-                    files = {group["file"]: self._positions(group["file"])}
+                    place = self.source.grouping.objects.place(self.source.grouping.manifest.file(group["file"]))
+                    files = {group["file"]: read_column(place, POSITION).to_numpy()}
                 yield files[group["file"]][group["first"] : group["first"] + group["rows"]], stream
-
-    def _positions(self, file: int) -> NDArray[np.int64]:
-        from pyarrow import parquet
-
-        grouping = self.source.grouping
-        data = grouping.objects.fetch(grouping.manifest.file(file))
-        if data is None:
-            raise JobError(f"{grouping.objects.place(grouping.manifest.file(file))} is gone", remedy="give the command again")
-        found: NDArray[np.int64] = parquet.read_table(pyarrow().BufferReader(data), columns=[POSITION]).column(0).to_numpy()
-        return found
 
 
 def open_predict_groups(
