@@ -92,7 +92,7 @@ def test_fit_and_predict_from_the_command_line(here):
     ran = fit("--fit", "grouped_means:fit", code=1)
     assert "40 rows of sales.parquet in 5 groups" in ran.stderr
     assert 'group ["bad",7]: ValueError: no mean of the bad' in ran.stderr
-    assert "4 models in models" in ran.stderr
+    assert "4 groups with models in models" in ran.stderr
     ran = fit("--fit", "grouped_means:fit", "--json", code=1)
     summary = json.loads(ran.stdout)
     assert (summary["items"], summary["written"], summary["computed"], summary["recorded"]) == (5, 4, 0, 5)
@@ -192,7 +192,7 @@ def test_a_client_that_was_killed_goes_on_and_no_group_is_fitted_twice(here, tmp
     again = started("--fit", "grouped_means:slow", "--max-workers", "2")
     _, told = again.communicate(timeout=200)
     assert again.returncode == 0, told
-    assert "150 models in models" in told
+    assert "150 groups with models in models" in told
     assert "divided in" not in told, "its groups are found"
     assert len(log.read_text()) <= 150 + 2, "at most what two functions were computing is computed again"
     from ephemeron.maps import GroupModels

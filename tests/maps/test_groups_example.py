@@ -48,7 +48,7 @@ def test_models_of_many_groups(tmp_path, capsys):
     assert np.nanmin(predicted["prediction"].to_numpy()) >= 0
     command = ["fit-groups", str(out / "sales.parquet"), "--by", "store,sku", "--fit", "forecast:fit", "--out", str(out / "models")]
     ran = CliRunner().invoke(main, [*command, "--platform", "simulated"])
-    assert f"{200 - short} models" in ran.stderr
+    assert f"{200 - short} groups with models" in ran.stderr
     assert "200 of them recorded before; no function was needed" in ran.stderr
 
 

@@ -207,9 +207,21 @@ def test_kinds_of_predictions_are_joined_or_refused():
     def some_text(model, group, key):
         return list(range(len(group))) if key["sku"] else ["x"] * len(group)
 
-    with pytest.raises(JobError, match="no types in common"):
-        predicted(frame, predict=some_text, out="text.parquet")
+    result = ephemeron.predict_groups("models", frame, predict=some_text, out="text.parquet", **SIMULATED)
+    assert "have no types in common" in result.stopped
+    assert "the predictions are recorded in" in result.stopped
     assert not Path("text.parquet").exists()
+
+
+def test_edited_classes_of_models_predict_again(here):
+    module = "class Level:\n    def predict(self, group):\n        return [LEVEL] * len(group)\n\ndef fit(group):\n    return Level()\n"
+    (here / "levels_of_groups.py").write_text(f"LEVEL = 1\n{module}")
+    frame = sales(30)
+    ephemeron.fit_groups("levels_of_groups:fit", frame, by="sku", out="models", **SIMULATED)
+    assert set(predicted(frame)[1].prediction) == {1}
+    assert predicted(frame)[0].computed == 0
+    (here / "levels_of_groups.py").write_text(f"LEVEL = 2\n{module}")
+    assert predicted(frame)[0].computed == 5
 
 
 def test_an_estimator_is_given_the_columns_that_it_was_fitted_to():

@@ -180,7 +180,7 @@ def predict_groups_command(
     result = job.run()
     told.end()
     more = {"columns": job.columns, "rows": job.source.grouping.manifest.rows, "unknown_rows": job.unknown.rows}
-    end_map(result, out, began, as_json=as_json, item="group", made="groups with predictions", **more)
+    end_map(result, out, began, as_json=as_json, item="group", made="predictions", **more)
 
 
 def _names(given: Sequence[str]) -> list[str]:

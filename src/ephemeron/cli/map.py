@@ -282,7 +282,9 @@ def end_map(result: MapResult, out: str, began: float, *, as_json: bool, item: s
     elif not as_json:
         paid = "no function was needed" if bill is None else str(bill)
         before = f", {result.recorded} of them recorded before" if result.recorded else ""
-        click.echo(f"{have - result.refused} {made} in {out}{before}; {paid}", err=True)
+        count = have - result.refused
+        found = f"{count} {made}" if item == "item" else f"{human_count(count, item)} with {made}"
+        click.echo(f"{found} in {out}{before}; {paid}", err=True)
         if result.estimate is not None:
             click.echo(f"{result.estimate}{': enough' if result.cause == 'enough' else ', which is less precise than wanted'}", err=True)
         if result.failed and not result.failures:

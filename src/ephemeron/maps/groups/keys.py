@@ -135,27 +135,44 @@ def text_of(values: Sequence[Any]) -> str:
     return _ENCODER.encode(list(values))
 
 
-def chosen(given: Sequence[str], known: frozenset[str], *, columns: int) -> list[str]:
-    """Keys that a user has written: as they are in the table of results or, of one column, its value alone.
+def match_key(text: str, known: frozenset[str], *, columns: int) -> str | None:
+    """The key that a user has written: as it is in the table of results or, of one column, its value alone.
 
     Args:
-        given: such as `["Berlin",17]`, `Berlin` or `17`.
+        text: such as `["Berlin",17]`, `Berlin` or `17`.
         known: keys that there are.
         columns: number of by-columns.
+
+    Returns:
+        The key; None: there is no such one.
+    """
+    return next((form for form in _forms(text, columns) if form in known), None)
+
+
+def _forms(text: str, columns: int) -> list[str]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    if isinstance(value, list):
+        return [text, text_of(value)]
+    return [text, text_of([value]), text_of([text])] if columns == 1 else [text]
+
+
+def chosen(given: Sequence[str], known: frozenset[str], *, columns: int) -> list[str]:
+    """Keys that a user has written.
+
+    Args:
+        given, known, columns: see `match_key`.
 
     Raises:
         JobError: there is no such group; names those nearest.
     """
     found = []
     for text in given:
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        forms = [text_of(value)] if isinstance(value, list) else [text_of([value]), text_of([text])] if columns == 1 else []
-        match = next((form for form in (text, *forms) if form in known), None)
+        match = match_key(text, known, columns=columns)
         if match is None:
-            close = difflib.get_close_matches(forms[0] if forms else text, known, n=3)
+            close = difflib.get_close_matches(_forms(text, columns)[-1], known, n=3)
             remedy = f"did you mean {' or '.join(close)}?" if close else 'write its values as JSON, such as ["Berlin",17]'
             raise JobError(f"there is no group {text:.80}", remedy=remedy)
         found.append(match)

@@ -23,7 +23,7 @@ from ephemeron.errors import JobError, UserError
 from ephemeron.maps.groups.calls import digest_of_model, verified_model
 from ephemeron.maps.groups.frames import Frame
 from ephemeron.maps.groups.grouping import Grouping, KeptColumn, read_keys
-from ephemeron.maps.groups.keys import chosen, text_of
+from ephemeron.maps.groups.keys import match_key, text_of
 from ephemeron.maps.groups.objects import Objects
 from ephemeron.maps.groups.source import ids_of
 from ephemeron.maps.groups.table_data import EXTRA
@@ -223,9 +223,6 @@ class GroupModels:
             return text_of([key[name] for name in self.by])
         if isinstance(key, tuple | list):
             return text_of(key)
-        if isinstance(key, str) and key not in self._places:
-            try:
-                return chosen([key], self._known, columns=len(self.by))[0]
-            except JobError:
-                return key
-        return key if isinstance(key, str) else text_of([key])
+        if isinstance(key, str):
+            return match_key(key, self._known, columns=len(self.by)) or key
+        return text_of([key])

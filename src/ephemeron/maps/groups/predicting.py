@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from ephemeron.config.paths import located
 from ephemeron.config.typed import near
+from ephemeron.config.user_code import resolve
 from ephemeron.data.tables.table_file import TABLES
 from ephemeron.errors import JobError
+from ephemeron.maps.code_version import code_version
 from ephemeron.maps.computing import MapOptions
 from ephemeron.maps.durable import checked_executor
 from ephemeron.maps.groups.calls import call_predict, predict_group
@@ -61,8 +63,10 @@ class GroupPredictJob(GroupJob):
         try:
             result = super().run()
             rows = self._rows()
-            if self.source.grouping.manifest.rows:
+            try:
                 self.columns = write_joined(self._data, self.source.grouping.manifest.rows, lambda: self._predicted(rows), self._path)
+            except JobError as e:
+                result.stopped, result.cause = f"{e}; the predictions are recorded in {self.table.shown}", "other"
             if not result.missing and not result.stopped:
                 remove_others(self.source.grouping.objects, self.source.grouping.manifest)
             return result
@@ -119,6 +123,7 @@ def open_predict_groups(
         otherwise=known.fit.frame,
         options=options,
         executor=executor,
+        also=_code_of(known.fit.function),
     )
     place = table_place(str(path), "") if options.results is None else table_place(f"{str(options.results).rstrip('/')}/", "")
     objects = Objects(place)
@@ -246,3 +251,14 @@ def _folder_of(function: str) -> list[Path]:
     """Folder of the module with the function that made the models, whose classes they may have, if it is in the working folder."""
     top = function.replace(":", ".").partition(".")[0]
     return [Path.cwd()] if PathFinder.find_spec(top, [str(Path.cwd())]) is not None else []
+
+
+def _code_of(function: str) -> str:
+    """Version of the code that classes of models may be of; empty: it is not in the working folder."""
+    module, _, name = function.rpartition(":" if ":" in function else ".")
+    if not module or not _folder_of(function):
+        return ""
+    try:
+        return code_version(resolve(f"{module}:{name}", [Path.cwd()]))
+    except JobError:  # its models may do without it
+        return ""
