@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ephemeron.errors import EphemeronError, JobError, PlanInfeasible, RunFailed, UserError
     from ephemeron.executor import FunctionExecutor
+    from ephemeron.maps.groups.fitting import fit_groups
+    from ephemeron.maps.groups.predicting import predict_groups
     from ephemeron.runs.verbs import attach, resume, stop
     from ephemeron.training.driver import Result, Session, configure, launch, resize, train, train_async
     from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "executor": ("FunctionExecutor",),
+    "maps.groups.fitting": ("fit_groups",),
+    "maps.groups.predicting": ("predict_groups",),
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
     "runs.verbs": ("attach", "resume", "stop"),
     "training.driver": ("Result", "Session", "configure", "launch", "resize", "train", "train_async"),
@@ -78,11 +82,13 @@ __all__ = [
     "attach",
     "configure",
     "current",
+    "fit_groups",
     "launch",
     "load_job",
     "load_plan",
     "load_profile",
     "plan_job",
+    "predict_groups",
     "profile_job",
     "resize",
     "resume",

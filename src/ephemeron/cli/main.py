@@ -24,6 +24,7 @@ from ephemeron import logs
 from ephemeron.blocking import terminable
 from ephemeron.cli.cloud.commands import cloud
 from ephemeron.cli.data import data
+from ephemeron.cli.groups import fit_groups_command, predict_groups_command
 from ephemeron.cli.linalg.commands import linalg
 from ephemeron.cli.map import map_command, predict_command
 from ephemeron.cli.partition.commands import partition
@@ -46,7 +47,19 @@ _log = logging.getLogger(__name__)
 _VERBS = ("attach", "logs", "stop", "resume", "suspend", "resize", "report", "evaluate", "export")
 """Commands of `runs` that need no `runs` before them."""
 SECTIONS: Mapping[str, Sequence[click.Command]] = {
-    "Run": (init, train, plan, profile, tune, prepare_command, map_command, predict_command, linalg),
+    "Run": (
+        init,
+        train,
+        plan,
+        profile,
+        tune,
+        prepare_command,
+        map_command,
+        predict_command,
+        fit_groups_command,
+        predict_groups_command,
+        linalg,
+    ),
     "Runs": (runs, *(runs.commands[verb] for verb in _VERBS)),
     "Data and models": (data, partition, schema),
     "Platforms and services": (cloud, prices, regions, serve, completion),

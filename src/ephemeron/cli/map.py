@@ -34,8 +34,8 @@ _MOST_TOLD = 20
 """Failures."""
 
 
-def _pool_options(command: F) -> F:
-    """Options of both commands."""
+def pool_options(command: F) -> F:
+    """Options of commands with many tasks."""
     for option in reversed(
         (
             place_options(),
@@ -48,6 +48,48 @@ def _pool_options(command: F) -> F:
             label_option,
             click.option("--prices", "prices_file", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."),
             click.option("--json", "as_json", is_flag=True, help="Print a summary as one line of JSON."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def recording_options(command: F) -> F:
+    """Options of commands that record the result of each item once."""
+    for option in reversed(
+        (
+            click.option("--retry-failed", is_flag=True, help="Compute items again that have failed before."),
+            click.option("--only", multiple=True, metavar="KEY", help="Only the item of this key (repeatable)."),
+            click.option(
+                "--code-version",
+                default="",
+                metavar="TEXT",
+                help="Version of the function.  [default: a digest of its module and what that imports]",
+            ),
+            click.option("--ignore-code-changes", is_flag=True, help="Results of other versions of the function count."),
+            click.option("--max-failures", metavar="N|P%", help="Number or share of failed items above which it ends."),
+            click.option("--backup", is_flag=True, help="Give the slowest tasks at the end a copy, which is paid for, too."),
+            click.option(
+                "--max-per-second",
+                type=float,
+                callback=bounded(Positive),
+                help="Calls that all functions together begin in a second, at most.",
+            ),
+            click.option("--max-concurrent", type=int, callback=bounded(Count), help="Functions at once, at most."),
+            click.option(
+                "--deadline-s",
+                type=float,
+                callback=bounded(Positive),
+                help="Seconds in which it is to be done: the number and memory of functions are chosen, by calling the function with some items here.",
+            ),
+            click.option("--seed", type=int, default=0, show_default=True, help="Seed of the argument `rng`, if the function has it."),
+            click.option(
+                "--code",
+                multiple=True,
+                type=click.Path(path_type=Path),
+                metavar="FOLDER",
+                help="Folder to send along, beside that of the module (repeatable).",
+            ),
         )
     ):
         command = option(command)
@@ -79,25 +121,7 @@ def _refused_chunks(context: click.Context, option: click.Parameter, value: str 
 @click.option("--files", "each_file", is_flag=True, help="Each file of SOURCE is an item, also where it is a table.")
 @click.option("--cost-column", metavar="COLUMN", help="Column with the expected cost of an item: expensive ones begin first.")
 @click.option("--results", metavar="FOLDER", help="Folder or URL of the table of results.  [default: DESTINATION.results]")
-@click.option("--retry-failed", is_flag=True, help="Compute items again that have failed before.")
-@click.option("--only", multiple=True, metavar="KEY", help="Only the item of this key (repeatable).")
-@click.option(
-    "--code-version", default="", metavar="TEXT", help="Version of the function.  [default: a digest of its module and what that imports]"
-)
-@click.option("--ignore-code-changes", is_flag=True, help="Results of other versions of the function count.")
-@click.option("--max-failures", metavar="N|P%", help="Number or share of failed items above which it ends.")
-@click.option("--backup", is_flag=True, help="Give the slowest tasks at the end a copy, which is paid for, too.")
-@click.option(
-    "--max-per-second", type=float, callback=bounded(Positive), help="Calls that all functions together begin in a second, at most."
-)
-@click.option("--max-concurrent", type=int, callback=bounded(Count), help="Functions at once, at most.")
-@click.option(
-    "--deadline-s",
-    type=float,
-    callback=bounded(Positive),
-    help="Seconds in which it is to be done: the number and memory of functions are chosen, by calling the function with some items here.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the argument `rng`, if the function has it.")
+@recording_options
 @click.option(
     "--until-width",
     metavar="WIDTH|P%",
@@ -106,15 +130,8 @@ def _refused_chunks(context: click.Context, option: click.Parameter, value: str 
 @click.option("--estimate", metavar="NAME", help="Part of the results whose mean that is.  [default: they are numbers]")
 @click.option("--chunksize", hidden=True, callback=_refused_chunks, expose_value=False)
 @click.option("--callee", hidden=True)
-@click.option(
-    "--code",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FOLDER",
-    help="Folder to send along, beside that of the module (repeatable).",
-)
 @code_options
-@_pool_options
+@pool_options
 @dry_run_option
 @detachable
 def map_command(
@@ -150,7 +167,7 @@ def map_command(
     from ephemeron.maps.computing import MapOptions
     from ephemeron.maps.durable import open_map
 
-    began, told = time.monotonic(), _Told()
+    began, told = time.monotonic(), ToldFailures()
     if out is None and not dry_run:
         raise click.UsageError("Missing option '--out'.")
     options = MapOptions(**{f.name: flags.pop(f.name) for f in fields(MapOptions)})
@@ -159,7 +176,7 @@ def map_command(
         items,
         out=out,
         options=options,
-        executor=_executor_options(flags),
+        executor=executor_options(flags),
         callee=None if callee is None else build(Callee, json.loads(callee), where="--callee"),
         on_failure=told.failure,
         on_note=lambda text: click.secho(text, fg="yellow", err=True),
@@ -176,7 +193,7 @@ def map_command(
     _keep_for_functions(job.callee, items, out, options, flags)
     result = job.run()
     told.end()
-    _report(result, out, began, as_json=as_json)
+    end_map(result, out, began, as_json=as_json)
 
 
 def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOptions, flags: Mapping[str, Any]) -> None:
@@ -210,18 +227,23 @@ def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOption
     launch.outputs[out] = Path(out)
 
 
-class _Told:
-    """Failures as they are told: the first ones with their tracebacks, and how many more there are."""
+class ToldFailures:
+    """Failures as they are told: the first ones with their tracebacks, and how many more there are.
 
-    def __init__(self) -> None:
-        self._count = 0
+    Args:
+        item: what an item is.
+        by_key: whether items are told by their keys, and not by their numbers.
+    """
+
+    def __init__(self, item: str = "item", *, by_key: bool = False) -> None:
+        self._count, self._item, self._by_key = 0, item, by_key
 
     def failure(self, failure: Failure) -> None:
         """Tells one."""
         self._count += 1
         if self._count > _MOST_TOLD:
             return
-        click.secho(f"item {failure.item}: {failure.error}", fg="red", err=True)
+        click.secho(f"{self._item} {failure.key if self._by_key else failure.item}: {failure.error}", fg="red", err=True)
         if failure.traceback:
             click.echo(failure.traceback.rstrip(), err=True)
 
@@ -229,14 +251,23 @@ class _Told:
         """Tells how many were left out."""
         if self._count > _MOST_TOLD:
             click.secho(
-                f"{human_count(self._count - _MOST_TOLD, 'further item')} failed; all errors are in the table of results",
+                f"{human_count(self._count - _MOST_TOLD, f'further {self._item}')} failed; all errors are in the table of results",
                 fg="red",
                 err=True,
             )
 
 
-def _report(result: MapResult, out: str, began: float, *, as_json: bool) -> None:
-    """Prints how a map has ended, and ends the command."""
+def end_map(result: MapResult, out: str, began: float, *, as_json: bool, item: str = "item", made: str = "results", **more: Any) -> None:
+    """Prints how a map has ended, and ends the command.
+
+    Args:
+        result: of it.
+        out: its destination.
+        began: `time.monotonic()` at its beginning.
+        as_json: whether one line of JSON is printed.
+        item, made: what its items are, and their results.
+        more: what the line has beside.
+    """
     bill, bad = result.bill, result.failed + result.refused + (0 if result.cause == "enough" else result.missing)
     assert result.table is not None
     if result.replaced:
@@ -244,19 +275,21 @@ def _report(result: MapResult, out: str, began: float, *, as_json: bool) -> None
     have = result.items - result.failed - result.missing
     if result.stopped:
         click.secho(
-            f"{result.stopped}; {have} of {human_count(result.items, 'item')} have results in {out}: the same command goes on",
+            f"{result.stopped}; {have} of {human_count(result.items, item)} have {made} in {out}: the same command goes on",
             fg="yellow",
             err=True,
         )
     elif not as_json:
         paid = "no function was needed" if bill is None else str(bill)
         before = f", {result.recorded} of them recorded before" if result.recorded else ""
-        click.echo(f"{have - result.refused} results in {out}{before}; {paid}", err=True)
+        count = have - result.refused
+        found = f"{count} {made}" if item == "item" else f"{human_count(count, item)} with {made}"
+        click.echo(f"{found} in {out}{before}; {paid}", err=True)
         if result.estimate is not None:
             click.echo(f"{result.estimate}{': enough' if result.cause == 'enough' else ', which is less precise than wanted'}", err=True)
         if result.failed and not result.failures:
             click.secho(
-                f"{human_count(result.failed, 'item')} failed before; --retry-failed computes them again, and {result.table.shown} has the errors",
+                f"{human_count(result.failed, item)} failed before; --retry-failed computes them again, and {result.table.shown} has the errors",
                 fg="yellow",
                 err=True,
             )
@@ -279,12 +312,13 @@ def _report(result: MapResult, out: str, began: float, *, as_json: bool) -> None
             "invocations": 0 if bill is None else bill.invocations,
             "gb_seconds": 0.0 if bill is None else bill.gb_seconds,
             "prices": "" if bill is None else bill.prices,
+            **more,
         }
         click.echo(json.dumps(document))
     sys.exit(INTERRUPTED if result.cause == "interrupt" else 1 if bad or result.stopped else 0)
 
 
-def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
+def executor_options(flags: dict[str, Any]) -> dict[str, Any]:
     """Options of `FunctionExecutor` from those of the command."""
     given, platform, channel = taken(flags), flags["platform"] or "local", flags["channel"] or "folder"
     return {**flags, "platform": platform, "channel": channel, "settings": cloud_settings(platform, given)}
@@ -310,7 +344,7 @@ def _executor_options(flags: dict[str, Any]) -> dict[str, Any]:
 @prepared_option
 @click.option("--batch-size", type=int, default=256, show_default=True, callback=bounded(Count), help="Samples of one task.")
 @click.option("--best", is_flag=True, help="Weights of the best evaluation (keep_best), not those at the run's end.")
-@_pool_options
+@pool_options
 @detachable
 def predict_command(
     run: str, data: Path, out: Path, prepared: Path | None, batch_size: int, best: bool, as_json: bool, **flags: Any
@@ -362,7 +396,7 @@ def predict_command(
         casts=data.suffix == ".jsonl",
         on_trial=lambda outputs: check_out(out, outputs),
         on_outputs=lambda outputs: write_outputs(out, outputs),
-        **_executor_options(flags),
+        **executor_options(flags),
     )
     samples = len(next(iter(outputs.values())))
     if as_json:
@@ -406,7 +440,7 @@ def _predict_table(
         if prepared is not None:
             launch.keep_all(str(prepared), "dataset", {f"dataset/{name}": content for name, content in dataset_files(prepared).items()})
         launch.outputs[str(out)] = out
-    report, bill = predict_table(result, data, out, prepared=prepared, batch_size=batch_size, best=best, **_executor_options(flags))
+    report, bill = predict_table(result, data, out, prepared=prepared, batch_size=batch_size, best=best, **executor_options(flags))
     show_left_out(report)
     if as_json:
         document = {

@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class MapModel:
         seed: of the argument `rng`.
         within: `module:function` of an installed module that is called with the function and the arguments; empty: the function is.
         word: for a call, in messages.
+        told: gives the name of a call for messages, by its number from 0; None: word and number.
         timeout_s: time limit of a call.
 
     Raises:
@@ -93,12 +94,14 @@ class MapModel:
         seed: int | None = None,
         within: str = "",
         word: str = "item",
+        told: Callable[[int], str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         self.workers, self.of, self.name, self._word = workers, of, shipment.name, word
         self._chosen, self._timeout_s = list(calls), timeout_s
         request = TrialRequest(reference=shipment.reference, objects=shipment.objects, calls=list(calls.values()), seed=seed, within=within)
-        self.trial = _tried(request, self._chosen, name=shipment.name, word=word, quota_mb=workers.memory_mb)
+        names = [f"{word} {number + 1}" if told is None else told(number) for number in self._chosen]
+        self.trial = _tried(request, names, name=shipment.name, word=word, quota_mb=workers.memory_mb)
 
     def predict(self, *, functions: int | None = None, memory_mb: int | None = None) -> Prediction:
         """Time, cost and memory.
@@ -254,7 +257,7 @@ def _traffic(batches: int, seconds: float) -> Traffic:
     return Traffic(puts=batches * p.puts, gets=batches * p.gets, polls=batches * p.polls, lists=round(batches * (p.lists + looks)))
 
 
-def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, word: str, quota_mb: int) -> ItemTrial:
+def _tried(request: TrialRequest, chosen: Sequence[str], *, name: str, word: str, quota_mb: int) -> ItemTrial:
     with tempfile.TemporaryDirectory(prefix="ephemeron-dry-run-") as place:
         folder = Path(place)
         (folder / REQUEST_FILE).write_bytes(dumps(request, what=f"an argument of {name}"))
@@ -272,7 +275,7 @@ def _tried(request: TrialRequest, chosen: Sequence[int], *, name: str, word: str
         raise JobError(f"the process of the dry run ended early: {done.last_error}") from None
     if trial.error:
         frames = f"\n{trial.traceback.rstrip()}" if trial.traceback else ""
-        raise JobError(f"{name} fails with {word} {chosen[trial.failed] + 1}: {trial.error}{frames}")
+        raise JobError(f"{name} fails with {chosen[trial.failed]}: {trial.error}{frames}")
     return trial
 
 

@@ -29,6 +29,21 @@ class Shipment:
     """Key to content."""
 
 
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """A function that is called by another one where it runs."""
+
+    function: Callable[..., Any] | str
+    """As for `Shipper.ship`."""
+    adapter: Callable[..., Any]
+    """Of a module of ephemeron; given the function, and the arguments."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Does here what it does there."""
+        function = resolve(self.function, [Path.cwd()]) if isinstance(self.function, str) else self.function
+        return self.adapter(function, *args, **kwargs)
+
+
 class Shipper:
     """Makes the objects of functions, named by their content: as this process has them now, so that an edited module that was reloaded
     is sent anew.
@@ -63,7 +78,8 @@ class Shipper:
         """The objects of a function.
 
         Args:
-            function: any callable, or the name of one, `module:function`, which is searched in the working folder, too.
+            function: any callable, or the name of one, `module:function`, which is searched in the working folder, too. Of one
+                that is `Adapted` both are sent.
             modules: names of modules that its arguments need; those of the user are sent along.
 
         Raises:
@@ -73,13 +89,16 @@ class Shipper:
         if modules := set(modules) - {"__main__"}:
             self._check(sorted(modules))
         along = [folder for name in sorted(modules) if (folder := self._folder_of(name)) is not None]
+        adapter = ""
+        if isinstance(function, Adapted):
+            adapter, function = f"{function.adapter.__module__}:{function.adapter.__qualname__}", function.function
         if isinstance(function, str):
             if along:
-                return self._ship(resolve(function, [Path.cwd()]), along)
+                return self._ship(resolve(function, [Path.cwd()]), adapter, along)
             if function not in self.made:
-                self.made[function] = self._ship(resolve(function, [Path.cwd()]))
+                self.made[function] = self._ship(resolve(function, [Path.cwd()]), adapter)
             return self.made[function]
-        return self._ship(function, along)
+        return self._ship(function, adapter, along)
 
     def _folder_of(self, name: str) -> Path | None:
         """Folder of a module of the user's; None: it is not to be sent."""
@@ -90,19 +109,19 @@ class Shipper:
             known = self._folders[name] = module, folder_of(module, Path.cwd()) if is_sent else None
         return known[1]
 
-    def _ship(self, function: Callable[..., Any], along: Sequence[Path] = ()) -> Shipment:
+    def _ship(self, function: Callable[..., Any], adapter: str = "", along: Sequence[Path] = ()) -> Shipment:
         if not callable(function):
             raise JobError(f"{function!r} is a {type(function).__name__}, which cannot be called")
         name, target = name_of(function), target_of(function)
         if not target:
             pickled = dumps(function, what=f"function {name}")
-            header = ShippedHeader(name=name, python=python_version())
+            header = ShippedHeader(name=name, python=python_version(), adapter=adapter)
             self._check(modules_in(pickled))
             return self._shipment(header, pickled, [*folders_in(pickled), *along])
         module = sys.modules[target.partition(":")[0]]
         self._check([module.__name__])
-        header = ShippedHeader(name=name, target=target)
-        if is_installed(module) and not self._code and not along:
+        header = ShippedHeader(name=name, target=target, adapter=adapter)
+        if is_installed(module) and not self._code and not along and not adapter:
             return Shipment(reference=target, name=name)
         return self._shipment(header, b"", [*([] if is_installed(module) else [folder_of(module, Path.cwd())]), *along])
 

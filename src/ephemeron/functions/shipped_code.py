@@ -52,6 +52,8 @@ class ShippedHeader:
     """Digests of code bundles, in the order in which they are searched."""
     python: str = ""
     """Version by which a pickle was made, `3.12`: it holds byte code."""
+    adapter: str = ""
+    """`module:function` of ephemeron that is called in its place, with the function before the arguments; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,10 @@ class CodeLoader:
             return _callable(resolve(reference, ()), reference)
         key = self._keys.function(reference)
         header, pickled = decode_function(await self._get(key), key=key)
+        found = await self._found_by(header, pickled)
+        return functools.partial(_callable(resolve(header.adapter, ()), header.adapter), found) if header.adapter else found
+
+    async def _found_by(self, header: ShippedHeader, pickled: memoryview) -> Shipped:
         folders = [folder for digest in header.bundles for folder in await self._unpack(digest)]
         if header.target:
             return _callable(resolve(header.target, folders), header.name)

@@ -9,6 +9,7 @@
     prediction       what it will take
     durable          the map itself: `map_items`
     map_result       how it has ended
+    groups/          one model per group of a table
 
 Names are imported when they are first used.
 """
@@ -20,11 +21,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ephemeron.maps.durable import map_items
+    from ephemeron.maps.groups.fitting import fit_groups
+    from ephemeron.maps.groups.models import GroupModels
+    from ephemeron.maps.groups.predicting import predict_groups
     from ephemeron.maps.map_result import MapResult
 
-_HOME = {"MapResult": "map_result", "map_items": "durable"}
+_HOME = {
+    "GroupModels": "groups.models",
+    "MapResult": "map_result",
+    "fit_groups": "groups.fitting",
+    "map_items": "durable",
+    "predict_groups": "groups.predicting",
+}
 
-__all__ = ["MapResult", "map_items"]
+__all__ = ["GroupModels", "MapResult", "fit_groups", "map_items", "predict_groups"]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import json
 import queue
 import statistics
 import time
@@ -324,7 +323,7 @@ class Computing:
         text, data, refused = outcome.text or None, outcome.data, outcome.refused
         if not refused and self._objects is not None:
             try:
-                text, data = json.dumps(self._objects.put(one.key, (text or "").encode() if data is None else data)), None
+                text, data = self._objects.stored(one.key, text, data)
             except UserError as e:
                 refused = str(e)
         elif data is not None and not self._takes_bytes:

@@ -406,14 +406,7 @@ def open_map(
         callee: of a command that is given again, where its function may not be.
         program: command that another client can give again.
     """
-    o, executor = options, {"name": "map", **executor}
-    if o.max_per_second is not None and not 0 < o.max_per_second < float("inf"):
-        raise JobError(f"max_per_second = {o.max_per_second} is not above 0")
-    if o.max_concurrent is not None:
-        if o.max_concurrent < 1:
-            raise JobError(f"max_concurrent = {o.max_concurrent} is below 1")
-        executor["max_workers"] = min(o.max_concurrent, executor.get("max_workers") or o.max_concurrent)
-    _check_options(executor)
+    o, executor = options, checked_executor(options, {"name": "map", **executor})
     if callee is None:
         callee = inspect_callee(
             function,
@@ -450,11 +443,28 @@ def _place_of(out: str | None, options: MapOptions, callee: Callee, executor: Ma
     return table_place(out, own)
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def checked_executor(o: MapOptions, executor: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the executor of a map.
+
+    Args:
+        o: of the map.
+        executor: as they were given.
+
+    Raises:
+        JobError: one is refused, or not known.
+    """
+    options = dict(executor)
+    if o.max_per_second is not None and not 0 < o.max_per_second < float("inf"):
+        raise JobError(f"max_per_second = {o.max_per_second} is not above 0")
+    if o.max_concurrent is not None:
+        if o.max_concurrent < 1:
+            raise JobError(f"max_concurrent = {o.max_concurrent} is below 1")
+        options["max_workers"] = min(o.max_concurrent, options.get("max_workers") or o.max_concurrent)
     known = set(inspect.signature(FunctionExecutor.__init__).parameters) - {"self", "durable"}
     for option in options:
         if option not in known:
             raise JobError(f"no option {option!r}", remedy=near(option, known, what="options"))
+    return options
 
 
 def _digest(*parts: str) -> str:

@@ -206,6 +206,19 @@ class ItemObjects:
         self.root = self.template[: self.template.index(_KEY)].rpartition("/")[0]
         self._store: Any = None
 
+    def stored(self, key: str, text: str | None, data: bytes | None) -> tuple[str | None, bytes | None]:
+        """Stores the result of an item; returns what is recorded in its place.
+
+        Args:
+            key: of the item.
+            text: the result as JSON; None: it is bytes.
+            data: the bytes.
+
+        Raises:
+            UserError: see `put`.
+        """
+        return json.dumps(self.put(key, (text or "").encode() if data is None else data)), None
+
     def put(self, key: str, content: bytes) -> str:
         """Stores what an item has become; what was there is replaced.
 

@@ -64,6 +64,7 @@ def predict_items(
             shipment,
             _calls(source, callee, numbers),
             of=len(numbers),
+            told=source.told,
             seed=seed if callee.has_rng else None,
             timeout_s=options.get("timeout_s"),
         )

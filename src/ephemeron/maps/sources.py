@@ -99,6 +99,10 @@ class Source(ABC):
         """A digest of the content and of how it is read; empty: it is not known without reading the items."""
         return ""
 
+    def told(self, number: int) -> str:
+        """Name of an item for messages, by its number from 0."""
+        return f"item {number + 1}"
+
     def close(self) -> None:
         """Deletes what was written for it."""
 

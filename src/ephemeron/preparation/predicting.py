@@ -8,9 +8,7 @@ its column, has no prediction. Texts of CSV stay as they are written.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.data.batch_source import Positions, TrainingBatch
-from ephemeron.data.formats.records import CsvRows
 from ephemeron.data.sources.readers import PreparedOptions, check_columns, prepared_parts, read_options, table_inputs
 from ephemeron.data.tables import TableDataset
 from ephemeron.data.tables.arrow import beyond_float32, pyarrow
 from ephemeron.data.tables.manifest import MANIFEST, PIPELINE, Column
-from ephemeron.data.tables.table_file import TableFile, TablePart
+from ephemeron.data.tables.table_file import TableFile, TablePart, table_written
 from ephemeron.errors import DatasetError, DatasetNotFound, JobError, UserError
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.predict import Predictor, modules_kept, predictor_of, tried
@@ -52,66 +49,6 @@ _WAVE = 4
 _TOLD = 5
 """Rows without a prediction that are told, at most."""
 _MOST_COLUMNS = 1000
-
-
-class _TableOut:
-    """A file of the rows of another one, with columns of predictions. It appears when it is whole."""
-
-    def __init__(self, path: Path, source: TableFile) -> None:
-        self._path, self._source = path, source
-        self._part = path.with_name(f".{path.name}.part")
-        self._file: Any = None
-        self._writer: Any = None
-
-    def write(self, table: Any) -> None:
-        """Appends rows."""
-        pa = pyarrow()
-        if self._path.suffix == ".parquet":
-            from pyarrow import parquet
-
-            self._writer = self._writer or parquet.ParquetWriter(self._part, table.schema)
-            self._writer.write_table(table)
-            return
-        if self._file is None:
-            self._file = self._part.open("w", newline="", encoding="utf-8")
-            delimiter = "\t" if self._path.suffix == ".tsv" else self._source.delimiter
-            self._writer = CsvRows(self._file, delimiter)
-            self._writer.rows([table.column_names])
-        texts = []
-        for name in table.column_names:
-            column = table.column(name)
-            try:
-                texts.append((column if pa.types.is_string(column.type) else column.cast(pa.string())).to_pylist())
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                raise JobError(f"column {name} is {column.type}, which CSV has not", remedy="name a file *.parquet") from None
-        self._writer.rows(zip(*texts, strict=True))
-
-    def finish(self) -> None:
-        """Closes it, and gives it its name."""
-        self.close()
-        os.replace(self._part, self._path)
-
-    def close(self) -> None:
-        """Closes it."""
-        for each in (self._file, self._writer):
-            if hasattr(each, "close"):
-                each.close()
-
-    def abandon(self) -> None:
-        """Removes it."""
-        self.close()
-        self._part.unlink(missing_ok=True)
-
-
-@contextmanager
-def _written(path: Path, source: TableFile) -> Iterator[_TableOut]:
-    made = _TableOut(path, source)
-    try:
-        yield made
-    except BaseException:
-        made.abandon()
-        raise
-    made.finish()
 
 
 # -- features of rows ---------------------------------------------------------------------------------------------
@@ -364,7 +301,11 @@ def predict_table(
     else:
         _check_outputs(predictor({"x": first.inputs}), file)
     preload = PRELOADS["predict"] if isinstance(predictor, Predictor) else ()
-    with modules_kept(), FunctionExecutor(name="predict", preload=preload, **options) as pool, _written(out, file) as written:
+    with (
+        modules_kept(),
+        FunctionExecutor(name="predict", preload=preload, **options) as pool,
+        table_written(out, delimiter=file.delimiter) as written,
+    ):
         for part, made, outputs in _predicted(pool, predictor, features, file, batch_size):
             report.add(part, made)
             table = part.table

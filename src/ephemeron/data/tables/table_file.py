@@ -1,13 +1,15 @@
-"""Rows of CSV and Parquet files as users have them, part by part. Texts of CSV stay as they are written."""
+"""Rows of CSV and Parquet files as users have them, part by part, and such files that are written. Texts of CSV stay as they are written."""
 
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ephemeron.data.formats.records import CsvRecords, cells_of, check_names, has_lone_return, header_of, rows_of
+from ephemeron.data.formats.records import CsvRecords, CsvRows, cells_of, check_names, has_lone_return, header_of, rows_of
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
 
@@ -136,3 +138,69 @@ class TableFile:
                 rows.append(cells)
             line += record.count(b"\n")
         return rows
+
+
+class TableOut:
+    """A CSV or Parquet file that is written part by part. It appears when it is whole.
+
+    Args:
+        path: `.csv`, `.tsv` or `.parquet`.
+        delimiter: of `.csv`.
+    """
+
+    def __init__(self, path: Path, *, delimiter: str = ",") -> None:
+        self._path, self._delimiter = path, delimiter
+        self._part = path.with_name(f".{path.name}.part")
+        self._file: Any = None
+        self._writer: Any = None
+
+    def write(self, table: Any) -> None:
+        """Appends rows."""
+        pa = pyarrow()
+        if self._path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            self._writer = self._writer or parquet.ParquetWriter(self._part, table.schema)
+            self._writer.write_table(table)
+            return
+        if self._file is None:
+            self._file = self._part.open("w", newline="", encoding="utf-8")
+            delimiter = "\t" if self._path.suffix == ".tsv" else self._delimiter
+            self._writer = CsvRows(self._file, delimiter)
+            self._writer.rows([table.column_names])
+        texts = []
+        for name in table.column_names:
+            column = table.column(name)
+            try:
+                texts.append((column if pa.types.is_string(column.type) else column.cast(pa.string())).to_pylist())
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                raise JobError(f"column {name} is {column.type}, which CSV has not", remedy="name a file *.parquet") from None
+        self._writer.rows(zip(*texts, strict=True))
+
+    def finish(self) -> None:
+        """Closes it, and gives it its name."""
+        self.close()
+        os.replace(self._part, self._path)
+
+    def close(self) -> None:
+        """Closes it."""
+        for each in (self._file, self._writer):
+            if hasattr(each, "close"):
+                each.close()
+
+    def abandon(self) -> None:
+        """Removes it."""
+        self.close()
+        self._part.unlink(missing_ok=True)
+
+
+@contextmanager
+def table_written(path: Path, *, delimiter: str = ",") -> Iterator[TableOut]:
+    """A table to write; see `TableOut`. Its file is not there if an error leaves the block."""
+    made = TableOut(path, delimiter=delimiter)
+    try:
+        yield made
+    except BaseException:
+        made.abandon()
+        raise
+    made.finish()

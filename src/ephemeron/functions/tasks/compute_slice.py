@@ -26,7 +26,8 @@ class TaskInterrupted(Interruption):
     """Raised in the thread of a task that is to end."""
 
 
-_OURS = os.path.dirname(os.path.dirname(__file__))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_OURS = tuple(os.path.join(_PACKAGE, name) for name in ("functions", "maps"))
 
 
 def _users(e: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ class ItemOutcome(NamedTuple):
     text: str
     """The result as JSON; empty where it is bytes, or cannot be stored."""
     data: bytes | None
-    """The result, if it is bytes."""
+    """The result, if it is bytes; or bytes beside it, see `WithData`."""
     refused: str
     """Why the result cannot be stored; empty: it can."""
     replaced: int
@@ -28,6 +28,13 @@ class ItemOutcome(NamedTuple):
     cpu_s: float
     memory_mb: float
     """Largest of its process so far, MiB."""
+
+
+class WithData(NamedTuple):
+    """What a function returns whose result is JSON and bytes beside it."""
+
+    value: object
+    data: bytes
 
 
 _last_began: dict[float, float] = {}
@@ -58,11 +65,14 @@ def call_item(
     cpu_s, memory_mb = time.process_time() - began, peak_mb()
     if isinstance(value, bytes):
         return ItemOutcome("", value, "", 0, cpu_s, memory_mb)
+    data = None
+    if isinstance(value, WithData):
+        value, data = value
     try:
         text, replaced = as_json(value)
     except (TypeError, ValueError, RecursionError) as e:
         return ItemOutcome("", None, f"the result is no JSON: {e}", 0, cpu_s, memory_mb)
-    return ItemOutcome(text, None, "", replaced, cpu_s, memory_mb)
+    return ItemOutcome(text, data, "", replaced, cpu_s, memory_mb)
 
 
 def generator(seed: int, name: str) -> Any:
