@@ -40,6 +40,7 @@ NAMES = [
     "Simulation",
     "Target",
     "Task",
+    "TrialPruned",
     "UserError",
     "attach",
     "configure",
@@ -55,6 +56,7 @@ NAMES = [
     "stop",
     "train",
     "train_async",
+    "tune",
 ]
 
 
