@@ -40,6 +40,7 @@ NAMES = [
     "Simulation",
     "Target",
     "Task",
+    "TrialPruned",
     "UserError",
     "attach",
     "configure",
@@ -57,6 +58,7 @@ NAMES = [
     "stop",
     "train",
     "train_async",
+    "tune",
 ]
 
 

@@ -19,7 +19,7 @@ def fit(alpha: float, eta0: float, loss: str, trial: Trial) -> dict[str, float]:
         alpha: weight of the penalty.
         eta0: learning rate.
         loss: of scikit-learn.
-        trial: is told the accuracy after each epoch, with which the pruner ends trials that do badly.
+        trial: takes the accuracy after each epoch, by which the pruner ends trials that do badly.
     """
     images, digits = load_digits(return_X_y=True)
     train, test, train_digits, test_digits = train_test_split(images / 16, digits, random_state=0)

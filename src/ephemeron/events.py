@@ -434,7 +434,7 @@ class TaskBegan(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReported(Event):
-    """A task has reported a value before its end. One that reports many times a second tells some of them here."""
+    """A task has reported a value before its end. Of one that reports many times a second, some are here."""
 
     kind: ClassVar[str] = "task_reported"
     rank: int

@@ -216,3 +216,17 @@ def test_it_is_driven_without_a_client(place: Path) -> None:
     invoke("attach", "driven")
     assert states("driven") == dict.fromkeys(range(3), "finished")
     assert counted(place / "done") == dict.fromkeys("012", 1)
+
+
+def test_it_goes_on_through_a_cache_too(place: Path, valkey_server: Any) -> None:
+    """The client is killed; its functions compute what they have begun, and the next client finds that in the cache."""
+    where = ("--channel", valkey_server.address, "--trials", "4", "--metric", "loss", "--sampler", "random")
+    with subprocess.Popen([CLIENT, *command("gated", "cached", *where)], env=dict(os.environ), stderr=subprocess.DEVNULL) as client:
+        until(lambda: len(list(place.glob("waits-*"))) == 2)
+        client.kill()
+    (place / "go").touch()
+    until(lambda: len(counted(place / "done")) == 4)
+    invoke("resume", "cached")
+    assert states("cached") == dict.fromkeys(range(4), "finished")
+    assert counted(place / "begun") == {"0": 1, "1": 2, "2": 1, "3": 1}
+    assert json.loads(invoke("runs", "clean", "cached", "--dry-run", "--json"))["objects"] == 0

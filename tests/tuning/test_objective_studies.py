@@ -391,3 +391,18 @@ def test_a_dry_run_tells_what_fails(place: Path, objective: str, message: str) -
     assert message.replace("depth 3", "depth") in done.output.replace("depth 3", "depth").replace("depth 1", "depth").replace(
         "depth 2", "depth"
     )
+
+
+def test_the_example_is_searched(home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the example needs scikit-learn")
+    study = Path(__file__).parents[2] / "examples" / "objective" / "study.toml"
+    path = tmp_path / "study.toml"
+    path.write_text(
+        study.read_text()
+        .replace("trials = 30", "trials = 3")
+        .replace('"digits:fit"', f'{{ function = "digits:fit", code = ["{study.parent}"] }}')
+    )
+    result = Study.open(path, options={"platform": "simulated", "max_workers": 2}).run()
+    assert result.best is not None
+    assert 0.5 < (result.best.value or 0.0) <= 1.0
+    assert {t.evaluations for t in result.status.trials if t.state == "finished"} == {20}

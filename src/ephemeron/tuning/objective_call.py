@@ -52,7 +52,7 @@ class Trial:
 
     def report(self, step: int, value: float) -> None:
         """Reports a value of the metric before the end, on which the pruner decides. Does not wait for the decision: that is met by
-        a later report. Of a function that reports many times a second, the study is told some values at once, and all of them at its end.
+        a later report. Of a function that reports many times a second, some values are sent at once, and all of them with its result.
 
         Args:
             step: such as an epoch; of a step that was reported before, the first value counts.

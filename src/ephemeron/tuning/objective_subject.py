@@ -31,6 +31,7 @@ from ephemeron.tuning.objective import Objective, ObjectiveSpec, find_function, 
 from ephemeron.tuning.objective_call import CallForm, TrialCall, try_trial
 from ephemeron.tuning.objective_trials import ObjectiveTrials
 from ephemeron.tuning.study_file import StudyFile
+from ephemeron.units import human_count
 
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
@@ -144,7 +145,13 @@ class ObjectiveSubject:
         self._is_checked = True
 
     def predict(self, on_progress: Callable[[str], None], *, measures: bool = True) -> tuple[None, str]:
-        """Nothing: what a trial takes is known when one was tried (`dry_run`)."""
+        """Nothing: what a trial takes is known when one was tried (`dry_run`). Says what begins."""
+        options, _, _ = self._admitted or self.admit(None)
+        functions = human_count(min(options.max_workers, self._file.trials), "function")
+        memory = f" of {options.memory_mb:,} MB" if options.memory_mb else ""
+        on_progress(
+            f"{self._file.spec.name}: {human_count(self._file.trials, 'trial')} of {self.name}, on {functions}{memory} ({self.platform})"
+        )
         return None, ""
 
     def dry_run(self, location: Settings | None, on_progress: Callable[[str], None], *, measures: bool) -> Prediction:

@@ -30,7 +30,7 @@ def doubled(task: RunningTask, function: Callable[..., Any], *args: Any, **more:
     value = function(*args, **more)
     task.report(1, value)
     task.report(2, value)
-    task._tell_at = 0.0  # as a while later
+    task._send_at = 0.0  # as a while later
     task.report(5, math.nan)
     return {"value": value, "task": task.id, "cancelled": task.is_cancelled()}
 
@@ -65,7 +65,7 @@ def test_a_task_says_that_it_begins_and_what_it_reports() -> None:
         assert unpickled(results["a"].data or b"") == {"value": 4.0, "task": "a", "cancelled": False}
         common: dict[str, Any] = {"t": 7.5, "rank": 3, "attempt": 1, "task": "a"}
         reports = [TaskReported(**common, number=1, step=1, value=4.0), TaskReported(**common, number=3, step=5, value=None)]
-        assert told == [TaskBegan(**common), *reports], "the second comes too soon to be told"
+        assert told == [TaskBegan(**common), *reports], "the second comes too soon to be sent"
         assert [from_json(to_json(event)) for event in told] == told
 
     virtual(scenario)

@@ -17,8 +17,8 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.errors import ChannelError
 from ephemeron.events import Event, TaskBegan, TaskReported
 
-TELL_EVERY_S = 0.25
-"""Least time between two reports that are told: the client acts on each."""
+SEND_EVERY_S = 0.25
+"""Least time between two reports that are sent: the client acts on each."""
 LOOK_EVERY_S = 0.25
 """Least time between two looks for a cancellation: each is a request to the store."""
 _LOOK_S = 10.0
@@ -64,7 +64,7 @@ class RunningTask:
         self.id = id
         self._key, self._channel, self._reporting, self._loop = cancel_key(run, id), channel, reporting, loop
         self._is_cancelled, self._look_at = False, 0.0
-        self._reports, self._tell_at = 0, 0.0
+        self._reports, self._send_at = 0, 0.0
 
     def begin(self) -> None:
         """Says that it runs. Its client knows it afterwards, so that it knows which task has killed its function."""
@@ -76,11 +76,11 @@ class RunningTask:
         r.flush()
 
     def report(self, step: int, value: float) -> None:
-        """Reports a value, without waiting for anything. It is told, unless the one before was told less than `TELL_EVERY_S` ago."""
+        """Reports a value, without waiting for anything. It is sent, unless the latest one was sent less than `SEND_EVERY_S` ago."""
         self._reports += 1
-        if time.monotonic() < self._tell_at:
+        if time.monotonic() < self._send_at:
             return
-        self._tell_at = time.monotonic() + TELL_EVERY_S
+        self._send_at = time.monotonic() + SEND_EVERY_S
         r = self._reporting
         self._emit(
             TaskReported(
