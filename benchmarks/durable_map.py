@@ -2,11 +2,12 @@
 
     python -m benchmarks.durable_map [--json] [--parts beside,kills,again]
 
-`beside`: `ephemeron.maps.map_items`, `FunctionExecutor.map`, `ProcessPoolExecutor`, joblib (loky), Ray and dask on two workers. Each measurement has a
-fresh process, which starts its side, calls one empty task (*first result*: seconds since the process was started), and then the tasks of one load. Sides
-alternate within a load and a turn, in rotating order; ratios are within turns. Busy tasks compute for so many seconds of CPU time, the others sleep, so
-that the processors' load counts where a side causes work. `map_items` starts functions in each call, and ends them; the others have workers
-that are up. Results are values in the client's hands, in order; they are checked.
+`beside`: `ephemeron.maps.map_items`, `FunctionExecutor.map`, `ProcessPoolExecutor`, joblib (loky), Ray and dask on two workers. Each
+measurement has a fresh process, which starts its side, calls one empty task (*first result*: seconds since the process was started), then
+four tasks of the load for each worker, and then all of them, which is measured. Sides alternate within a load and a turn, in rotating order;
+ratios are within turns. Busy tasks compute for so many seconds of CPU time, the others sleep, so that the processors' load counts where a
+side causes work. `map_items` starts functions in each call, and ends them; the others have workers that are up. Results are
+values in the client's hands, in order; they are checked.
 
 `kills`: `ephemeron map` with items of 10 to 30 ms that sleep. A function or the client is killed (SIGKILL) whenever the functions have begun with so many items,
 drawn at random; after the end of a client the command is given again. Functions log when they begin and end an item. *Recorded again* are items that

@@ -1,4 +1,4 @@
-"""The sides of part `beside` of `benchmarks.durable_map`, each in a process of its own: started, one task, then the tasks that are measured.
+"""The sides of part `beside` of `benchmarks.durable_map`, each in a process of its own: started, an empty task, a few of the load, and all of them.
 
     python -m benchmarks.durable_map_sides --side Ray --load empty --count 2000 --amount 0 --workers 2 --folder FOLDER
 
@@ -211,7 +211,7 @@ def items_of(load: str, count: int, amount: float) -> tuple[str, list[Any]]:
 
 
 def measure(side: Side, load: str, count: int, amount: float, workers: int) -> dict[str, float]:
-    """Starts a side, calls one empty task, and then the tasks of a load.
+    """Starts a side, calls one empty task, a few tasks of a load, and then all of them.
 
     Raises:
         ImportError: its library is not installed.
@@ -224,8 +224,7 @@ def measure(side: Side, load: str, count: int, amount: float, workers: int) -> d
         name, items = items_of(load, count, amount)
         function = getattr(functions, name)
         if side.keeps_workers:  # all of them are up, and have the function
-            some = 4 * workers
-            side.results(function, items[:some] if load in ("empty", "payload") else [[n, 0.0] for n in range(some)])
+            side.results(function, items[: 4 * workers])
         cpu_s, began = tree_cpu_s(), time.monotonic()
         found = side.results(function, items)
         ended = time.monotonic()
