@@ -29,6 +29,7 @@ _PACKAGES = (
     "joblib",
     "scikit-learn",
     "ray",
+    "pyarrow",
 )
 
 

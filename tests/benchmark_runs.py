@@ -46,6 +46,8 @@ LONG = {
     "direct_overlap": "--json --workers 2 --turns 1",
     "direct_recovery": "--json --epochs 4 --repeats 1",
     "direct_runs": "--json --turns 1 --models digits --sides direct",
+    "durable_map": "--json --turns 1 --sides map_items;chunks --loads empty;MB --tasks 20 --payloads 2 --payload-mb 0.1 --items 300 --points 6 "
+    "--keys 200,300 --computed 200",
     "elastic": "--json --turns 1 --iterations 90",
     "geo": "--json --quick --parts waiting",
     "detached": "--json --pairs 1 --tasks 20 --edge 200 --epochs 1",
