@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ephemeron.functions.tasks.item_calls import WithData, call_item, generator
 
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.shipping import Adapted
+from ephemeron.functions.tasks.item_calls import WithData, call_item, generator
 
 
 @pytest.fixture(autouse=True)
