@@ -26,7 +26,6 @@ SHORT = {
     "dashboard": "--json --functions 5 --iterations 50 --loads 1 --reading --root {folder}",
     "direct": "--json --parts rounds --workers 2 --sizes 0.004 --transports shared --turns 1 --stores",
     "geo_pictures": "benchmarks/results/geo.json {folder}/picture.png",
-    "joblib_backend": "--json --turns 1 --short 20 --long 2 --values 1 --sides ephemeron",
     "linalg": "--json --sizes 64 --operations cholesky --sides ephemeron --repeats 1 --warmup 0 --tile 32 --functions 1 --state objects",
     "linalg_eigen": "--json --size 64 --tiles 32 --repeats 1",
     "linalg_scale": "--json --parts simulated --operations cholesky --tiles 4 --tile 64 --repeats 1 --queries 2",
@@ -41,6 +40,7 @@ SHORT = {
 }
 """What a run is given, where it takes no more than 5 CPU seconds."""
 LONG = {
+    "joblib_backend": "--json --turns 1 --short 20 --long 2 --values 1 --sides ephemeron",
     "adversity": "--json --only rows",
     "direct_algorithms": "--json --workers 2 --sizes 0.004 --machines 1 --turns 1",
     "direct_overlap": "--json --workers 2 --turns 1",
