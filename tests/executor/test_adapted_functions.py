@@ -7,7 +7,7 @@ import pytest
 
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.shipping import Adapted
-from ephemeron.functions.item_calls import WithData, call_item, generator
+from ephemeron.functions.tasks.item_calls import WithData, call_item, generator
 
 
 @pytest.fixture(autouse=True)
