@@ -14,11 +14,12 @@ import click
 from ephemeron.cli.bounds import code_options
 from ephemeron.cli.map import ToldFailures, end_map, executor_options, pool_options, recording_options
 from ephemeron.cli.predictions import dry_run_option, show_prediction
-from ephemeron.cli.runs.commands import detachable
+from ephemeron.cli.runs.commands import ARGUMENTS, detachable
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError, UserError
 
 if TYPE_CHECKING:
+    from ephemeron.executor.programs import Program
     from ephemeron.maps.computing import MapOptions
     from ephemeron.maps.groups.fitting import GroupJob
 
@@ -94,6 +95,7 @@ def fit_groups_command(
         on_note=_note,
         callee=None if callee is None else build(GroupCallee, json.loads(callee), where="--callee"),
         grouping=grouping,
+        program=_program(),
     )
     if dry_run:
         return _show(job, flags, deadline_s, as_json=as_json)
@@ -170,6 +172,7 @@ def predict_groups_command(
         executor=executor_options(flags),
         on_failure=told.failure,
         on_note=_note,
+        program=_program(),
     )
     if job.unknown.rows:
         _note(told_of_unknown(job.unknown))
@@ -189,6 +192,13 @@ def _names(given: Sequence[str]) -> list[str]:
     if not all(found):
         raise JobError(f"--by {','.join(given)} has an empty name", remedy="write --by store,sku")
     return found
+
+
+def _program() -> Program:
+    """This command, which any client can give again."""
+    from ephemeron.executor.programs import program_here
+
+    return program_here(click.get_current_context().meta[ARGUMENTS])
 
 
 def _note(text: str) -> None:

@@ -17,7 +17,7 @@ from ephemeron.config.user_code import resolve
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
 from ephemeron.executor.places import PlaceOptions, admitted
-from ephemeron.executor.programs import is_going_on
+from ephemeron.executor.programs import Program, is_going_on
 from ephemeron.executor.shipping import Adapted, name_of
 from ephemeron.functions.deployed_packages import check_modules
 from ephemeron.functions.registry import CLOUDS
@@ -41,7 +41,7 @@ from ephemeron.units import human_bytes
 
 MEMORY_TIMES, MEMORY_MB = 4, 128
 """Memory that a function needs for a group: so many times the bytes of its rows in Arrow's format, and so much beside."""
-_NOT_OF_GROUPS = ("key", "cost_column", "each_file", "results")
+_NOT_OF_GROUPS = ("key", "cost_column", "each_file", "results", "until_width", "estimate")
 """Options of a map that groups have not."""
 
 
@@ -139,7 +139,7 @@ class GroupJob(DurableMapJob):
         memory_mb: of a function, where the options name none; 0: not known.
         place: address of the table of results.
         options: of the map.
-        executor, on_failure, on_note: see `DurableMapJob`.
+        executor, on_failure, on_note, program: see `DurableMapJob`.
     """
 
     source: GroupSource
@@ -157,6 +157,7 @@ class GroupJob(DurableMapJob):
         executor: Mapping[str, Any],
         on_failure: Callable[[Failure], None],
         on_note: Callable[[str], None],
+        program: Program | None = None,
     ) -> None:
         self.group_callee, self._usual_mb = callee, memory_mb
         keys = frozenset(source.grouping.index.column("key").to_pylist()) if options.only else frozenset()
@@ -170,6 +171,7 @@ class GroupJob(DurableMapJob):
             executor=executor,
             on_failure=on_failure,
             on_note=on_note,
+            program=program,
         )
 
     def _todo(self, found: Scan) -> NDArray[np.bool_]:
@@ -310,6 +312,7 @@ def open_fit_groups(
     on_note: Callable[[str], None] = lambda text: None,
     callee: GroupCallee | None = None,
     grouping: str = "",
+    program: Program | None = None,
 ) -> GroupFitJob:
     """A fit of groups that has not begun, but that the table is divided; see `fit_groups`.
 
@@ -317,6 +320,7 @@ def open_fit_groups(
         executor: options of `FunctionExecutor`.
         callee: of a command that is given again, where its function may not be.
         grouping: name of the groups of such a command, where its data may not be.
+        program: command that another client can give again.
     """
     pyarrow(EXTRA)
     executor = checked_executor(options, {"name": "fit-groups", **executor})
@@ -347,6 +351,7 @@ def open_fit_groups(
         executor=executor,
         on_failure=on_failure,
         on_note=on_note,
+        program=program,
         objects=objects,
     )
 

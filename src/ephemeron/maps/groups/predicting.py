@@ -16,6 +16,7 @@ from ephemeron.config.typed import near
 from ephemeron.config.user_code import resolve
 from ephemeron.data.tables.table_file import TABLES
 from ephemeron.errors import JobError
+from ephemeron.executor.programs import Program
 from ephemeron.maps.code_version import code_version
 from ephemeron.maps.computing import MapOptions
 from ephemeron.maps.durable import checked_executor
@@ -103,11 +104,13 @@ def open_predict_groups(
     executor: Mapping[str, Any],
     on_failure: Callable[[Failure], None] = lambda failure: None,
     on_note: Callable[[str], None] = lambda text: None,
+    program: Program | None = None,
 ) -> GroupPredictJob:
     """Predictions of groups that have not begun, but that the table is divided; see `predict_groups`.
 
     Args:
         executor: options of `FunctionExecutor`.
+        program: command that another client can give again.
     """
     executor = checked_executor(options, {"name": "predict-groups", **executor})
     known = models if isinstance(models, GroupModels) else GroupModels.open(models)
@@ -161,6 +164,7 @@ def open_predict_groups(
         executor=executor,
         on_failure=on_failure,
         on_note=on_note,
+        program=program,
         data=table,
         path=path,
         unknown=unknown,
