@@ -9,6 +9,7 @@
     │   │   └── ProgramError         a LAmbdaPACK program is wrong: names file, line and column
     │   ├── MissingExtra             an optional dependency is absent: names the command that installs it
     │   ├── PlanInfeasible           understood, but some limit forbids it: `binding` names the limit
+    │   ├── TableTaken               another client has changed a table of results
     │   ├── RunNotFound              no run of that name in the home folder
     │   ├── RunAlreadyDriven         another client drives the run
     │   └── DatasetNotFound          no dataset, version or variant of that name in the store
@@ -321,6 +322,10 @@ class BudgetReached(EphemeronError):
     def __init__(self, cost_usd: float, budget_usd: float, *, done: int, of: int) -> None:
         super().__init__(f"${cost_usd:.6f} are spent of a budget of ${budget_usd:g}: {done} of {of} tasks are done, the rest is cancelled")
         self.cost_usd, self.done = cost_usd, done
+
+
+class TableTaken(UserError):
+    """Another client has changed a table of results meanwhile."""
 
 
 class RunNotFound(UserError):

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from ephemeron.errors import ChannelEmptied, DamagedObject, JobError
-from ephemeron.maps.result_table import ResultTable, Row, TableTaken, id_of, present_client
+from ephemeron.errors import ChannelEmptied, DamagedObject, JobError, TableTaken
+from ephemeron.maps.result_table import ResultTable, Row, id_of, present_client
 
 pytest.importorskip("pyarrow", reason="shards are Parquet")
 

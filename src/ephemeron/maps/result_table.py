@@ -28,15 +28,15 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.config.typed import build, plain
 from ephemeron.data.tables.arrow import pyarrow
-from ephemeron.errors import ChannelEmptied, DamagedObject, JobError, KeyExists, UserError
+from ephemeron.errors import ChannelEmptied, DamagedObject, JobError, KeyExists, TableTaken
 
 T = TypeVar("T")
 Status = Literal["ok", "failed"]
 ID_BYTES = 16
 FORMAT = 1
 _INDEX, _ROWS = "index/", "rows/"
-MOST_IN_SHARD = 1 << 15
-"""Rows; larger shards are not merged any more."""
+MOST_IN_SHARD, MOST_BYTES = 1 << 15, 4 << 20
+"""Rows and bytes; larger shards are not merged any more."""
 _MERGED, _LARGE = 8, 99
 """Shards of about the same size that are merged to one; class of those that are not merged."""
 _RETRY = RetryPolicy(total_s=60.0)
@@ -132,10 +132,6 @@ class State:
     shards: tuple[Shard, ...] = ()
     client: Client = field(default_factory=Client)
     whole: tuple[Whole, ...] = ()
-
-
-class TableTaken(UserError):
-    """Another client has changed the table meanwhile."""
 
 
 class ResultTable:
@@ -391,8 +387,8 @@ def _as_ids(column: Any) -> NDArray[Any]:
 
 
 def _to_merge(shards: Sequence[Shard]) -> slice | None:
-    """Shards at the end that are to be one; None: there are none. They are in classes by their number of octal digits."""
-    classes = [len(f"{shard.rows:o}") if shard.rows < MOST_IN_SHARD else _LARGE for shard in shards]
+    """Shards at the end that are to be one; None: there are none. They are in classes by the number of octal digits of their rows."""
+    classes = [len(f"{s.rows:o}") if s.rows < MOST_IN_SHARD and s.nbytes < MOST_BYTES else _LARGE for s in shards]
     for most in sorted(set(classes) - {_LARGE}):
         count = next((n for n, each in enumerate(reversed(classes)) if each > most), len(classes))
         if count >= _MERGED:
