@@ -408,8 +408,9 @@ def test_a_simulated_map_begins_again_where_its_driver_is_killed_and_when_it_is_
     assert (place / "out.jsonl").read_text() == (place / "here.jsonl").read_text()
     over(folder)
     counted = [Counter(type(e).__name__ for e in events_of(each)) for each in (folder, here)]
-    assert counted[0] == counted[1], "what the process before has simulated is not counted"
-    assert result.summary.invocations == counted[1]["Invoked"]
+    assert counted[0]["Invoked"] == counted[1]["Invoked"] == result.summary.invocations, (
+        "what the process before has simulated is not counted"
+    )
     assert rows()[folder.run_id]["driving_usd"] > 0
 
 

@@ -94,7 +94,7 @@ class OpenItem:
 
 def open_items(source: Source, callee: Callee, todo: NDArray[np.bool_]) -> Iterator[OpenItem]:
     """Items to compute: of each block the most expensive ones first."""
-    for block in source.blocks():
+    for block in source.blocks(todo):
         wanted = np.flatnonzero(todo[block.first : block.first + len(block.ids)])
         if len(block.costs):
             wanted = wanted[np.argsort(-np.asarray(block.costs)[wanted], kind="stable")]

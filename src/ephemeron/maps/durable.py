@@ -82,6 +82,8 @@ class DurableMapJob:
         program: Program | None = None,
     ) -> None:
         self._program = program
+        self._known_at: tuple[int, Known] | None = None
+        """Rows of the table, and the number of its state then."""
         self.function, self.callee, self.source, self.out, self.options = function, callee, source, out, options
         self._executor, self._on_failure, self._on_note = dict(executor), on_failure, on_note
         failure_limit(options.max_failures, 0)
@@ -197,7 +199,10 @@ class DurableMapJob:
         return self._known().find(scan(self.source).ids)[0]
 
     def _known(self) -> Known:
-        return self.table.known(code=None if self.options.ignore_code_changes else self.callee.version)
+        number = self.table.state.number
+        if self._known_at is None or self._known_at[0] != number:
+            self._known_at = number, self.table.known(code=None if self.options.ignore_code_changes else self.callee.version)
+        return self._known_at[1]
 
     def _whole(self, mark: str) -> Whole | None:
         """What is known of a source that was computed whole, and is as it was."""

@@ -88,8 +88,11 @@ class Source(ABC):
         self.name, self.columns = name, columns
 
     @abstractmethod
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, wanted: NDArray[np.bool_] | None = None) -> Iterator[Block]:
         """All items.
+
+        Args:
+            wanted: by number of the item; blocks without one of these are left out. None: all are wanted.
 
         Raises:
             JobError: one cannot be read, or has no such key; names it.
@@ -269,11 +272,14 @@ class _FilesOfItems(Source):
 class LineSource(_FilesOfItems):
     """JSON lines. A line ends in a line feed and nowhere else; blank ones are left out."""
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, wanted: NDArray[np.bool_] | None = None) -> Iterator[Block]:
         first = 0
         for path in self.sizes:
             shown = f"items {path}" if len(self.sizes) > 1 else self.name
             for numbers, texts in _lines(self.local(path), shown):
+                if not _has_wanted(wanted, first, len(texts)):
+                    first += len(texts)
+                    continue
                 values = [_parsed(text, f"{shown}, line {number}") for number, text in zip(numbers, texts, strict=True)]
                 yield self._block(
                     first,
@@ -311,7 +317,7 @@ def _numbered(lines: Sequence[bytes], before: int) -> Iterator[tuple[list[int], 
 
 def _parsed(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text.decode())
     except UnicodeDecodeError as e:
         raise JobError(
             f"{where} is not UTF-8: {e.reason} at byte {e.start}", remedy="convert it, such as: iconv -f LATIN1 -t UTF-8 FILE"
@@ -323,7 +329,7 @@ def _parsed(text: bytes, where: str) -> Any:
 class TableSource(_FilesOfItems):
     """Rows of tables."""
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, wanted: NDArray[np.bool_] | None = None) -> Iterator[Block]:
         first, names = 0, None
         for path in self.sizes:
             file = TableFile(self.local(path))
@@ -335,6 +341,9 @@ class TableSource(_FilesOfItems):
                 raise JobError(f"{shown} has the columns {', '.join(file.names)}, and the file before it has {', '.join(names)}")
             names = file.names
             for part in file.parts(BLOCK_ROWS):
+                if not _has_wanted(wanted, first, part.table.num_rows):
+                    first += part.table.num_rows
+                    continue
                 rows = part.table.to_pylist()
                 yield self._block(
                     first,
@@ -352,7 +361,7 @@ class FileSource(_FilesOfItems):
     def fingerprint(self) -> str:
         return ""  # the listing is all that has to be read
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, wanted: NDArray[np.bool_] | None = None) -> Iterator[Block]:
         root = _common(self.sizes)
         listed = {} if self.files.local else run(self.files.identities(root))
         paths = list(self.sizes)
@@ -379,9 +388,12 @@ class IterableSource(Source):
                 data = dumps(value, what="an item")
                 self._spool.write(len(data).to_bytes(8, "big") + data)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, wanted: NDArray[np.bool_] | None = None) -> Iterator[Block]:
         first = 0
         for part in self._parts():
+            if not _has_wanted(wanted, first, len(part)):
+                first += len(part)
+                continue
             yield self._block(
                 first,
                 len(part),
@@ -425,6 +437,11 @@ def _spooled_lines(stream: IO[bytes], columns: ItemColumns) -> Source:
     with path.open("wb") as file:
         shutil.copyfileobj(stream, file)
     return _Spooled(path, spool, columns)
+
+
+def _has_wanted(wanted: NDArray[np.bool_] | None, first: int, count: int) -> bool:
+    """Whether one of so many items from the first one on is wanted."""
+    return wanted is None or bool(wanted[first : first + count].any())
 
 
 # -- parts of items -----------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class GroupSource(Source):
     def told(self, number: int) -> str:
         return f"group {self.grouping.index.column('key')[int(self.order[number])].as_py()}"
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, wanted: NDArray[np.bool_] | None = None) -> Iterator[Block]:
         for first in range(0, len(self.order), BLOCK_ROWS):
             yield self._block_of(first, self.order[first : first + BLOCK_ROWS])
 
