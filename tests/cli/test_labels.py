@@ -95,7 +95,7 @@ def test_rules_of_labels():
 def test_runs_are_found_by_their_labels(here):
     asked = ["map", "labelled_items:warned", "--items", "items.jsonl", "--out", "o.jsonl", "--max-workers", "1"]
     run(*asked, "--platform", "simulated", "--label", "team=x", "--label", "env=test")
-    run(*asked, "--platform", "simulated")
+    run(*asked, "--platform", "simulated", "--results", "others")
     assert len(listed()) == 2
     (row,) = listed("--label", "team=x", "--label", "env=test")
     assert row["labels"] == {"team": "x", "env": "test"}

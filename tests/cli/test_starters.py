@@ -68,11 +68,11 @@ def test_shells_complete(shell: str) -> None:
 
 
 def test_bash_completes_commands_and_options(place: Path) -> None:
-    words = {"COMP_WORDS": "ephemeron trai", "COMP_CWORD": "1"}, {"COMP_WORDS": "ephemeron map --chunk", "COMP_CWORD": "2"}
+    words = {"COMP_WORDS": "ephemeron trai", "COMP_CWORD": "1"}, {"COMP_WORDS": "ephemeron map --chann", "COMP_CWORD": "2"}
     said = []
     for word in words:
         env = {"PATH": "/usr/bin:/bin", "HOME": str(place), "_EPHEMERON_COMPLETE": "bash_complete", **word}
         program = "import sys; sys.argv[0] = 'ephemeron'; from ephemeron.cli.main import main; main(prog_name='ephemeron')"
         said.append(subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False).stdout)
     assert "plain,train" in said[0]
-    assert "plain,--chunksize" in said[1]
+    assert "plain,--channel" in said[1]

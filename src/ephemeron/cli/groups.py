@@ -31,7 +31,7 @@ _frame_option = click.option(
 )
 
 
-@click.command("fit-groups", short_help="Fit one model per group of a table; each is recorded once.")
+@click.command("fit-groups", short_help="Fit a model per group of a table; record each once.")
 @click.argument("data")
 @click.option(
     "--by", required=True, multiple=True, metavar="COLUMN,…", help="Columns whose values name a group (repeatable); null is a value."
@@ -107,7 +107,7 @@ def fit_groups_command(
     end_map(result, out, began, as_json=as_json, item="group", made="models")
 
 
-@click.command("predict-groups", short_help="Apply the model of each group to its rows of a table.")
+@click.command("predict-groups", short_help="Apply the model of each group to its rows.")
 @click.argument("models")
 @click.option(
     "--data", required=True, metavar="SOURCE", help="Table with the by-columns of the models: a file, a folder, a wildcard or a URL."

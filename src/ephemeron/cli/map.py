@@ -102,7 +102,7 @@ def _refused_chunks(context: click.Context, option: click.Parameter, value: str 
         raise click.UsageError("--chunksize is no option any more: items are sent and recorded in batches by themselves")
 
 
-@click.command("map", short_help="Call a Python function with each of many items; results are recorded once.")
+@click.command("map", short_help="Call a Python function for each item; record results once.")
 @click.argument("function", metavar="MODULE:FUNCTION")
 @click.option(
     "--items",
