@@ -66,6 +66,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "grouped_means.py").write_text(MODULE)
     write_sales(tmp_path / "sales.parquet", ["a", "bad", None, "c/d", "日本"], 40)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     sys.modules.pop("grouped_means", None)
 

@@ -299,6 +299,9 @@ def test_what_a_call_raises_ends_the_parallel_as_it_is(platform):
             raise Refused(404, n)
         return n
 
+    def leaves(n):
+        raise SystemExit(n)
+
     def unreadable(n):
         raise Unreadable(lock=threading.Lock())
 
@@ -311,7 +314,7 @@ def test_what_a_call_raises_ends_the_parallel_as_it_is(platform):
         with pytest.raises(TaskFailed, match="Unreadable: cannot be pickled"):
             Parallel()(delayed(unreadable)(n) for n in range(20))
         with pytest.raises(TaskFailed, match="SystemExit"):
-            Parallel()(delayed(sys.exit)(n) for n in range(20))
+            Parallel()(delayed(leaves)(n) for n in range(20))
         assert Parallel()(delayed(refuses)(n) for n in range(3)) == [0, 1, 2]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -455,8 +456,7 @@ def test_a_command_that_is_refused_when_it_is_given_again_fails_with_its_cause(p
     said = given(place, "map", "words:same", "--items", "items.jsonl", "--out", "out/o.jsonl", "--detach", "--json")
     folder = folders.find(json.loads(said.splitlines()[-1])["run_id"])
     over(folder)
-    (place / "out" / "o.jsonl").unlink()
-    (place / "out").rmdir()
+    shutil.rmtree(place / "out")
     (folder.path / "result.json").unlink()
     (folder.path / "driver.lock").unlink()
     result = verbs.attach(folder.run_id, check=False)
