@@ -16,7 +16,7 @@ from ephemeron.runs.folders import RunFolder, events_of
 from ephemeron.runs.verbs import attach
 from ephemeron.testing.training_world import driver_function
 
-_WORDS = "import time\n\ndef slow(number):\n    time.sleep(0.2)\n    return number * number\n"
+_WORDS = "import time\n\ndef slow(number):\n    time.sleep(0.4)\n    return number * number\n"
 _ITEMS = 60
 
 
