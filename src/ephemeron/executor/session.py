@@ -179,7 +179,7 @@ class Session:
         self._wake = asyncio.Event()
         self._closing = False
         self._traffic = self._before = Traffic()
-        self._source = "client"
+        self._source = ""
         """Of its requests, among events."""
         self._now: Callable[[], float] = lambda: self._terms.before_s
         self._running: set[str] = set()
@@ -323,7 +323,8 @@ class Session:
         origin = self.header.started_at if self._is_taken_over else place.clock() - self._now()
         self._now = lambda: place.clock() - origin
         began = self._now()
-        self._source = f"client-{began:.0f}" if began >= 1 else "client"  # of each process that goes on with the run
+        # Of each process that goes on with the run; the rounds of one, in virtual time, have one.
+        self._source = self._source or (f"client-{began:.0f}" if began >= 1 else "client")
         self.meter.memory_mb = self.options.memory_mb
         channel = queue_channel(place.store, self.run, owner="client-data", key=self.key.text)
         adapter: Adapter = "redis" if place.address.startswith("redis") else "objects"
