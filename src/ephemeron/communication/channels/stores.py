@@ -35,7 +35,7 @@ _PASSING_CLIENT_ERRORS = ("RequestTimeout", "RequestTimeTooSkewed", "Conditional
 _PASSING_LOCALLY = ("(os error 4)", "(os error 5)", "(os error 11)", "(os error 23)", "(os error 24)", "(os error 116)")
 """EINTR, EIO, EAGAIN, ENFILE, EMFILE, ESTALE."""
 
-_REPORTED_S, _LEFT_S = 10.0, 0.02
+_REPORTED_S = 10.0
 
 
 @atexit.register
@@ -48,7 +48,6 @@ def _wait_for_reports() -> None:
     end = time.monotonic() + _REPORTED_S
     while any(_reports(frame) for frame in sys._current_frames().values()) and time.monotonic() < end:
         time.sleep(0.0005)
-    time.sleep(_LEFT_S)
 
 
 def _reports(frame: FrameType | None) -> bool:
