@@ -1,4 +1,4 @@
-"""Durable maps through their doors, `map_items` and `ephemeron map`: every item is computed once, whatever is asked again."""
+"""Durable maps through their doors, `map_items` and `ephemeron map`: every item is computed once, whatever is given again."""
 
 from __future__ import annotations
 

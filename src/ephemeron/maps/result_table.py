@@ -97,7 +97,7 @@ class Client:
     """Who works on the table."""
 
     run: str = ""
-    """Its run; empty: nobody does."""
+    """Its run; empty: no client works on it."""
     host: str = ""
     seen_at: float = 0.0
     """Unix time."""
