@@ -171,7 +171,8 @@ class Session:
         self._unresolved: dict[str, TaskFuture] = {}
         self._open: set[str] = set()
         """Published tasks without a result."""
-        self._batch_of: dict[str, str] = {}
+        self._batch_of: dict[str, tuple[str, str]] = {}
+        """Batch of a published task without a result, and what the task calls."""
         self._watched: set[str] = set()
         """Tasks that look for their cancellation."""
         self._cancelled: deque[str] = deque()
@@ -445,8 +446,8 @@ class Session:
                 results.append(result)
             elif (batch := self._published.pop(one.spec.id, None)) is not None:
                 self._open.add(one.spec.id)
-                self._batch_of[one.spec.id] = batch
-                self._batching.outstanding += 1
+                self._batch_of[one.spec.id] = (batch, one.spec.function)
+                self._batching.published(one.spec.function)
             elif one.published_by_edge:
                 self._open.add(one.spec.id)  # its result may come as soon as its inputs are published
             elif one.future is None or not one.future.done():
@@ -458,20 +459,17 @@ class Session:
         while self._cancelled:
             task = self._cancelled.popleft()
             self.cancelled += self._unresolved.pop(task, None) is not None
-            if task in self._open and (batch := self._batch_of.get(task)):
-                by_batch.setdefault(batch, []).append(task)
+            if task in self._open and (found := self._batch_of.get(task)):
+                by_batch.setdefault(found[0], []).append(task)
         for batch, tasks in by_batch.items():
             await queue.cancel(batch, tasks)
             for task in self._watched.intersection(tasks):
                 await channel.put(cancel_key(self.run, task), [b"."])
 
     async def _publish(self, channel: RunChannel, queue: TaskQueue) -> None:
-        count = self._batching.to_publish(len(self._waiting))
-        if not count:
-            return
         batches: list[list[Submission]] = []
-        for size in self._batching.sizes(count, len(self._waiting)):
-            chosen = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
+        for size in self._batching.sizes((one.spec.function for one in self._waiting), len(self._waiting)):
+            chosen = [self._waiting.popleft() for _ in range(size)]
             wanted = [one for one in chosen if one.future is None or not one.future.done()]
             self._open.update(one.spec.id for one in wanted)
             batches.append(wanted)
@@ -491,8 +489,9 @@ class Session:
         if specs:
             order, self._order = self._order, self._order + 1
             name = await queue.publish(specs, order=order)
-            self._batching.outstanding += len(specs)
-            self._batch_of.update((spec.id, name) for spec in specs)
+            for spec in specs:
+                self._batching.published(spec.function)
+                self._batch_of[spec.id] = (name, spec.function)
 
     async def _publish_graphs(self, channel: RunChannel, queue: TaskQueue) -> None:
         while self._new_graphs:
@@ -555,8 +554,8 @@ class Session:
     def _resolve(self, result: TaskResult, data: memoryview | bytes | ChannelError | None) -> None:
         self._open.remove(result.id)
         self.settled += 1
-        if self._batch_of.pop(result.id, None) is not None:
-            self._batching.done(result.compute_s if result.status == "ok" else None)
+        if (batch := self._batch_of.pop(result.id, None)) is not None:
+            self._batching.done(batch[1], result.compute_s if result.status == "ok" else None)
         future = self._unresolved.pop(result.id, None)
         if future is None:
             return
@@ -595,7 +594,7 @@ class Session:
         at the queue, a lease time apart, have found it empty; results were read after both."""
         if self._empty is None or self._empty[1] != self.settled or self._looked_at < self._empty[0] + queue.lease_s:
             return
-        of = next((self._batch_of[task] for task in sorted(self._open) if task in self._batch_of), "")
+        of = next((self._batch_of[task][0] for task in sorted(self._open) if task in self._batch_of), "")
         text = "the store has lost tasks, or their results: some have no result, and the queue has no task left"
         raise ChannelEmptied(text, key=reader.damaged or queue.key_of(of))
 

@@ -2,7 +2,8 @@
 
 Four activities share one event loop: a feeder leases batches, inputs of the next tasks are fetched, a slice of tasks runs on the
 compute thread, a writer records results. Only the compute thread is ever busy for long. A batch is recorded at its end or every
-`flush_s`, so a task of milliseconds costs no request of its own; what an executor that dies has not recorded runs again elsewhere.
+`flush_s`, more often where that takes next to no time, so a task of milliseconds costs no request of its own; what an executor that dies has
+not recorded runs again elsewhere.
 A task that follows the latest one begins while the outputs of that one are stored; see `followers`.
 """
 
@@ -39,6 +40,8 @@ _FIRST_PAUSE_S, _GROWTH = 0.01, 2.0
 """Between two looks into an empty queue."""
 _OVERDUE_TIMES, _OVERDUE_S, _OVERDUE_AT_FIRST_S = 10.0, 1.0, 10.0
 """A slice is overdue after so many times the time of others like it, and at least so many seconds; the last where there were none."""
+_RECORD_TIMES, _LEAST_FLUSH_S = 25.0, 0.05
+"""Results that have no request of their own wait so many times as long as recording takes, and at least so long."""
 _LOOK_S = 0.25
 _GRACE_S = 1.0
 """In which an interrupted task has to end."""
@@ -123,6 +126,8 @@ class TaskExecutor:
         self._alone: tuple[ComputeSlice, TaskSpec] | None = None
         """The task that is computed, where it is one."""
         self._take_s = 0.0
+        self._flush_s = self._options.flush_s
+        """As of `_RECORD_TIMES`."""
         self._buffered = 0
         self._changed = asyncio.Event()
         """Something was planned, finished or recorded."""
@@ -541,7 +546,7 @@ class TaskExecutor:
             for held in self._leases.values():
                 if not held.results:
                     continue
-                left_s = held.since + self._options.flush_s - self._loop.time()
+                left_s = held.since + self._flush_s - self._loop.time()
                 if held.is_through or held.lease.is_careful or self._stopping or left_s <= 0:
                     due.append(held)
                 else:
@@ -555,6 +560,7 @@ class TaskExecutor:
 
     async def _record(self, held: _Lease) -> None:
         results, held.results, held.writing = held.results, [], True
+        began = self._loop.time()
         are_own = await asyncio.gather(*(stored.put(self._channel) for stored in results))
         self._buffered -= sum(stored.nbytes for stored in results)
         of = {task.id: task for task in held.lease.tasks}
@@ -564,6 +570,7 @@ class TaskExecutor:
         accepted, leases = await self._queue.complete_and_follow(
             held.lease, [stored.result for stored in results], [follower.edge for follower in followers]
         )
+        self._flush_s = min(self._options.flush_s, max(_LEAST_FLUSH_S, _RECORD_TIMES * (self._loop.time() - began)))
         own = {id for id, is_own in zip(ids, are_own, strict=True) if is_own} & {r.id for r in accepted}
         await self._lease_followers(followers, leases, own)
         recorded = {r.id: r for r in accepted}
