@@ -1,17 +1,23 @@
 """Durable maps: beside other ways to call a function with many items, under kills, and given again.
 
-    python -m benchmarks.durable_map [--json] [--parts beside,kills,again]
+    python -m benchmarks.durable_map [--json] [--parts beside,kills,groups,virtual,again]
 
 `beside`: `ephemeron.maps.map_items`, `FunctionExecutor.map`, `ProcessPoolExecutor`, joblib (loky), Ray and dask on two workers. Each
 measurement has a fresh process, which starts its side, calls one empty task (*first result*: seconds since the process was started), then
 four tasks of the load for each worker, and then all of them, which is measured. Sides alternate within a load and a turn, in rotating order;
 ratios are within turns. Busy tasks compute for so many seconds of CPU time, the others sleep, so that the processors' load counts where a
 side causes work. `map_items` starts functions in each call, and ends them; the others have workers that are up. Results are
-values in the client's hands, in order; they are checked.
+values in the client's hands, in order; they are checked. *Groups* are a regression of the rows of each group of a Parquet file, by
+`fit_groups`, `groupby` of Ray Data and dask, and of pandas where a side has none.
 
 `kills`: `ephemeron map` with items of 10 to 30 ms that sleep. A function or the client is killed (SIGKILL) whenever the functions have begun with so many items,
 drawn at random; after the end of a client the command is given again. Functions log when they begin and end an item. *Recorded again* are items that
 a function began after a client was started for which they had a row already. *Repeated* is what was computed beyond one call for each item.
+
+`groups`: `ephemeron fit-groups` under kills like those, of a generated Parquet file (`--groups`, `--table-mb`) of random rows: a regression of each
+group's rows with confidence intervals by the bootstrap. Killed are functions and the client while groups are fitted.
+
+`virtual`: functions of the simulated platform killed at random in virtual time (`durable_map_virtual`).
 
 `again`: the command given again with nothing changed, and with one item added. Tables of a first call, which calls an empty function with
 each item (`--computed`), or, of larger sizes, written by the table's own code with the rows that a first call would have written.
@@ -35,12 +41,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import psutil
 
 from benchmarks.common import ROOT, SEED, condensed, environment, write
 from benchmarks.durable_map_sides import FUNCTIONS, items_of, sides
+from benchmarks.durable_map_virtual import VirtualKills
 from ephemeron.config.code_bundle import Selection
 from ephemeron.maps.calls import inspect_callee
+from ephemeron.maps.groups.models import GroupModels
 from ephemeron.maps.result_table import ResultTable, Row
 from ephemeron.maps.sources import ItemColumns, hex_of, open_source, scan
 
@@ -81,10 +90,14 @@ class Load:
     @property
     def least_s(self) -> float:
         """Seconds of all tasks."""
-        return 0.0 if self.kind in ("empty", "payload") else sum(seconds for _, seconds in items_of(self.kind, self.count, self.amount)[1])
+        return (
+            0.0
+            if self.kind in ("empty", "payload", "groups")
+            else sum(seconds for _, seconds in items_of(self.kind, self.count, self.amount)[1])
+        )
 
 
-def loads_of(tasks: int, long_tasks: int, payloads: int, payload_mb: float, longest_s: float) -> list[Load]:
+def loads_of(tasks: int, long_tasks: int, payloads: int, payload_mb: float, longest_s: float, groups: int, groups_mb: float) -> list[Load]:
     """All loads."""
     return [
         Load(name="empty", kind="empty", count=tasks, amount=0.0),
@@ -93,6 +106,7 @@ def loads_of(tasks: int, long_tasks: int, payloads: int, payload_mb: float, long
         Load(name="100 ms, sleeping", kind="sleep", count=long_tasks, amount=0.1),
         Load(name=f"Zipf up to {longest_s:g} s, sleeping", kind="skewed", count=tasks, amount=longest_s),
         Load(name=f"{payload_mb:g} MB in and out", kind="payload", count=payloads, amount=payload_mb),
+        Load(name=f"groups of {groups_mb:g} MB", kind="groups", count=groups, amount=groups_mb),
     ]
 
 
@@ -262,11 +276,14 @@ class Kills:
         place: folder with the module of the functions.
     """
 
+    table = "out.jsonl.results"
+    """Folder of the results."""
+
     def __init__(self, items: int, points: int, workers: int, kinds: Sequence[str], place: Path) -> None:
         self._rng = random.Random(SEED)
         self._place, self._workers, self._items = place, workers, items
         self._log = Log(place / "calls.log")
-        self._table = (place / "out.jsonl.results").as_uri()
+        self._table = (place / self.table).as_uri()
         self._recorded_at: dict[str, int] = {}
         """Lines of the log when a row of the key was first seen before a client began."""
         chosen = [kinds[n % len(kinds)] for n in range(points)]
@@ -278,10 +295,22 @@ class Kills:
         self.clients = 0
         self.ended_early: list[str] = []
         self._keys = [f"k{n:07d}" for n in range(items)]
-        with (place / "items.jsonl").open("w") as file:
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Writes the items."""
+        with (self._place / "items.jsonl").open("w") as file:
             for key in self._keys:
                 item = {"key": key, "seconds": round(self._rng.uniform(0.01, 0.03), 6), "log": str(self._log.path)}
                 file.write(json.dumps(item) + "\n")
+
+    @property
+    def _command(self) -> list[str]:
+        return ["map", f"{FUNCTIONS}:logged", "--items", "items.jsonl", "--key", "key", "--out", "out.jsonl"]
+
+    def _is_right(self) -> bool:
+        """Whether the command has written what it should."""
+        return [json.loads(line) for line in (self._place / "out.jsonl").read_text().splitlines()] == [{"key": key} for key in self._keys]
 
     def run(self) -> dict[str, Any]:
         """The map until it ends."""
@@ -315,11 +344,9 @@ class Kills:
         for key in self._rows():
             self._recorded_at.setdefault(key, len(self._log.lines))
         self.clients += 1
-        command = [sys.executable, "-P", "-m", "ephemeron.cli.main", "map", f"{FUNCTIONS}:logged", "--items", "items.jsonl", "--key", "key"]
+        command = [sys.executable, "-P", "-m", "ephemeron.cli.main", *self._command, "--max-workers", str(self._workers), "--retries", "5"]
         with (self._place / "client.txt").open("ab") as said:
-            return subprocess.Popen(
-                [*command, "--out", "out.jsonl", "--max-workers", str(self._workers)], cwd=self._place, stdout=said, stderr=said
-            )
+            return subprocess.Popen(command, cwd=self._place, stdout=said, stderr=said)
 
     def _until(self, position: int | None, client: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
         """Waits until so many items were begun, or the map has ended. A command that ends early is given again."""
@@ -349,9 +376,8 @@ class Kills:
     def _judge(self) -> dict[str, Any]:
         calls = self._log.calls()
         rows = Counter(self._rows())
-        lines = [json.loads(line) for line in (self._place / "out.jsonl").read_text().splitlines()]
         again = [call for call in calls if call.at >= self._recorded_at.get(call.key, len(self._log.lines))]
-        spent_s = {call: (call.ended_at or self._killed.get(call.pid) or call.began_at + 0.03) - call.began_at for call in calls}
+        spent_s = {call: (call.ended_at or self._killed.get(call.pid) or call.began_at) - call.began_at for call in calls}
         useful: dict[str, LoggedCall] = {}
         for call in calls:  # the last one that ended: what came before was lost
             if call.ended_at is not None:
@@ -366,7 +392,7 @@ class Kills:
             "ended_early": Counter(self.ended_early),
             "keys_without_row": len(set(self._keys) - rows.keys()),
             "keys_with_several_rows": sum(count > 1 for count in rows.values()),
-            "output_is_right": lines == [{"key": key} for key in self._keys],
+            "output_is_right": self._is_right(),
             "recorded_and_computed_again": len(again),
             "calls": len(calls),
             "repeated": len(wasted),
@@ -376,6 +402,61 @@ class Kills:
             "repeated_otherwise": len(wasted) - of_killed,
             "computing_s": round(sum(spent_s.values()), 2),
         }
+
+
+class GroupKills(Kills):
+    """One fit of groups under kills.
+
+    Args:
+        table_mb: MB of the Parquet file.
+        bootstraps: regressions of a group.
+        items, points, workers, kinds, place: see `Kills`; items are groups.
+    """
+
+    table = "models"
+
+    def __init__(
+        self, items: int, points: int, workers: int, kinds: Sequence[str], place: Path, *, table_mb: float, bootstraps: int
+    ) -> None:
+        self._table_mb, self._bootstraps = table_mb, bootstraps
+        super().__init__(items, points, workers, kinds, place)
+        self._keys = [f"[{n}]" for n in range(items)]
+
+    def _prepare(self) -> None:
+        rows = write_groups(self._place / "rows.parquet", groups=self._items, nbytes=int(self._table_mb * 1e6))
+        self.rows = rows
+        with (self._place / f"{FUNCTIONS}.py").open("a") as file:
+            file.write(f"\n\nLOG = {str(self._log.path)!r}\nBOOTSTRAPS = {self._bootstraps}\n")
+
+    @property
+    def _command(self) -> list[str]:
+        return ["fit-groups", "rows.parquet", "--by", "group", "--fit", f"{FUNCTIONS}:regression", "--out", "models"]
+
+    def _is_right(self) -> bool:
+        models = GroupModels.open(self._place / "models")
+        slopes = np.array([models[n]["slopes"] for n in range(0, self._items, max(1, self._items // 100))])
+        return len(models) == self._items and bool(np.allclose(slopes, SLOPES, atol=0.2))
+
+
+SLOPES = (1.0, -2.0, 0.5, 0.0)
+"""Of the generated rows."""
+
+
+def write_groups(path: Path, *, groups: int, nbytes: int) -> int:
+    """Writes rows of random groups, about so many bytes; returns their number."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rng = np.random.default_rng(SEED)
+    rows, at_once = nbytes // 44, 500_000  # five columns of eight bytes, and the group
+    schema = pa.schema([("group", pa.int32()), *((f"x{n}", pa.float64()) for n in range(len(SLOPES))), ("y", pa.float64())])
+    with parquet.ParquetWriter(path, schema) as writer:
+        for at in range(0, rows, at_once):
+            count = min(at_once, rows - at)
+            x = rng.standard_normal((count, len(SLOPES)))
+            y = x @ np.array(SLOPES) + 0.5 * rng.standard_normal(count)
+            writer.write_table(pa.table([rng.integers(0, groups, count, np.int32), *x.T.copy(), y], schema=schema))
+    return rows
 
 
 # -- given again --------------------------------------------------------------------------------------------------
@@ -500,7 +581,7 @@ def _numbers(text: str) -> list[int]:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--parts", default="beside,kills,again", show_default=True)
+@click.option("--parts", default="beside,kills,groups,virtual,again", show_default=True)
 @click.option("--turns", default=3, show_default=True, help="Measurements of a side and load, and of a second call.")
 @click.option("--workers", default=2, show_default=True)
 @click.option("--sides", "side_names", default="", help="Parts of the names of sides, separated by semicolons.  [default: all]")
@@ -510,8 +591,15 @@ def _numbers(text: str) -> list[int]:
 @click.option("--longest-s", default=1.0, show_default=True, help="Of Zipf's times.")
 @click.option("--payloads", default=200, show_default=True, help="Tasks with a large argument and a large result.")
 @click.option("--payload-mb", default=5.0, show_default=True)
+@click.option("--groups-mb", default=50.0, show_default=True, help="Of a table with `--groups` groups, of which each side fits all.")
 @click.option("--items", default=1000, show_default=True, help="Under kills.")
 @click.option("--points", default=20, show_default=True, help="At which something is killed.")
+@click.option("--groups", default=10_000, show_default=True, help="Of the table whose groups are fitted under kills.")
+@click.option("--table-mb", default=1000.0, show_default=True, help="Of that table.")
+@click.option("--bootstraps", default=200, show_default=True, help="Regressions of a group.")
+@click.option("--group-points", default=200, show_default=True, help="At which something is killed while groups are fitted.")
+@click.option("--virtual-runs", default=50, show_default=True, help="Maps in virtual time.")
+@click.option("--virtual-points", default=200, show_default=True, help="At which a function is killed in each of them.")
 @click.option("--kinds", type=click.Choice(KINDS), multiple=True, default=KINDS, show_default=True, help="What is killed (repeatable).")
 @click.option("--keys", default="10000,100000,1000000", show_default=True, help="Items of a map that is given again.")
 @click.option("--computed", default="10000,100000", show_default=True, help="Those of them whose first call is made.")
@@ -527,8 +615,15 @@ def main(
     longest_s: float,
     payloads: int,
     payload_mb: float,
+    groups_mb: float,
     items: int,
     points: int,
+    groups: int,
+    table_mb: float,
+    bootstraps: int,
+    group_points: int,
+    virtual_runs: int,
+    virtual_points: int,
     kinds: tuple[str, ...],
     keys: str,
     computed: str,
@@ -537,23 +632,32 @@ def main(
     result: dict[str, Any] = environment()
     if "beside" in parts:
         names = [each.name for each in sides() if not side_names or any(part in each.name for part in side_names.split(";"))]
-        loads = loads_of(tasks, long_tasks, payloads, payload_mb, longest_s)
+        loads = loads_of(tasks, long_tasks, payloads, payload_mb, longest_s, groups, groups_mb)
         loads = [load for load in loads if not load_names or any(part in load.name for part in load_names.split(";"))]
         with _place("beside") as place:
+            if any(load.kind == "groups" for load in loads):
+                write_groups(place / "groups.parquet", groups=groups, nbytes=int(groups_mb * 1e6))
             result["beside"] = beside(loads, names, turns, workers, place)
     if "kills" in parts:
         with _place("kills") as place:
             result["kills"] = Kills(items, points, workers, kinds, place).run()
+    if "groups" in parts:
+        with _place("groups") as place:
+            fits = GroupKills(groups, group_points, workers, kinds, place, table_mb=table_mb, bootstraps=bootstraps)
+            result["groups"] = {**fits.run(), "rows": fits.rows, "table_mb": round((place / "rows.parquet").stat().st_size / 1e6, 1)}
+    if "virtual" in parts:
+        with _place("virtual") as place:
+            result["virtual"] = VirtualKills(groups, virtual_points, virtual_runs, place).run()
     if "again" in parts:
         with _place("again") as place:
             result["again"] = again(_numbers(keys), _numbers(computed), turns, workers, place)
     if as_json:
         write(result)
     else:
-        for part in ("beside", "kills", "again"):
+        for part in ("beside", "kills", "groups", "virtual", "again"):
             if part in result:
                 print(part, json.dumps(result[part], indent=1))
-    if not result.get("kills", {"is_right": True})["is_right"]:
+    if not all(result.get(part, {"is_right": True})["is_right"] for part in ("kills", "groups", "virtual")):
         sys.exit("under kills, an item has no row or several, was computed again though it had one, or the output is wrong")
 
 

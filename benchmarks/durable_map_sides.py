@@ -50,6 +50,12 @@ class Side(ABC):
     def results(self, function: Callable[..., Any], items: Sequence[Any]) -> list[Any]:
         """Results of all items, in their order."""
 
+    def groups(self, function: Callable[..., Any], path: Path) -> list[dict[str, float]]:
+        """Results of all groups of a Parquet file by its column `group`: of those of pandas, unless a side has a way of its own."""
+        import pandas as pd
+
+        return self.results(function, [rows for _, rows in pd.read_parquet(path).groupby("group")])
+
     def details(self) -> dict[str, float]:
         """What else is known of the latest call."""
         return {}
@@ -74,6 +80,15 @@ class Durable(Side):
         self._calls += 1
         self._result = self._map(function, items, results=f"{self._folder}/{self._calls}", max_workers=self._workers, progress=False)
         found = list(self._result)
+        self._ended = time.time()
+        return found
+
+    def groups(self, function: Callable[..., Any], path: Path) -> list[dict[str, float]]:
+        from ephemeron.maps import GroupModels, fit_groups
+
+        out = f"{self._folder}/models"
+        self._result = fit_groups(f"{FUNCTIONS}:fitted", path, by="group", out=out, max_workers=self._workers, progress=False)
+        found = [row["metrics"] for row in GroupModels.open(out).rows()]
         self._ended = time.time()
         return found
 
@@ -158,6 +173,16 @@ class Ray(Side):
         remote: Any = self._ray.remote(function)
         return list(self._ray.get([remote.remote(item) for item in items]))
 
+    def groups(self, function: Callable[..., Any], path: Path) -> list[dict[str, float]]:
+        import pandas as pd
+        import ray.data
+
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        rows = (
+            ray.data.read_parquet(str(path)).groupby("group").map_groups(lambda rows: pd.DataFrame([function(rows)]), batch_format="pandas")
+        )
+        return list(rows.take_all())
+
 
 class Dask(Side):
     """`dask.distributed` with processes of one thread."""
@@ -176,6 +201,14 @@ class Dask(Side):
 
     def results(self, function: Callable[..., Any], items: Sequence[Any]) -> list[Any]:
         return list(self._client.gather(self._client.map(function, items, pure=False)))
+
+    def groups(self, function: Callable[..., Any], path: Path) -> list[dict[str, float]]:
+        import dask.dataframe as dd
+        import pandas as pd
+
+        rows, names = dd.read_parquet(path), list(function(pd.read_parquet(path).head(100)))
+        found = rows.groupby("group").apply(lambda one: pd.Series(function(one)), meta=dict.fromkeys(names, float)).compute()
+        return list(found.to_dict("records"))
 
 
 def sides() -> list[Side]:
@@ -197,9 +230,9 @@ def items_of(load: str, count: int, amount: float) -> tuple[str, list[Any]]:
     """Name of the function of a load, and its items.
 
     Args:
-        load: `empty`, `busy`, `sleep`, `skewed`, `payload`.
+        load: `empty`, `busy`, `sleep`, `skewed`, `payload`, `groups`.
         count: of tasks.
-        amount: seconds of a task (of the longest one), or MB of its argument and of its result.
+        amount: seconds of a task (of the longest one), or MB of its argument and of its result, or of the table of all groups.
     """
     if load == "empty":
         return "empty", list(range(count))
@@ -221,6 +254,19 @@ def measure(side: Side, load: str, count: int, amount: float, workers: int) -> d
     with side.up(workers):
         assert side.results(functions.empty, [7]) == [7]
         first_at, first_cpu_s = time.monotonic(), tree_cpu_s()
+        if load == "groups":
+            cpu_s, began = tree_cpu_s(), time.monotonic()
+            rows = side.groups(functions.fit, Path("groups.parquet"))
+            ended = time.monotonic()
+            assert len(rows) == count, f"{side.name} has fitted {len(rows)} groups"
+            assert all(abs(row["x0"] - 1.0) < 0.5 for row in rows), f"{side.name} gives a wrong slope"
+            return {
+                "first_at": first_at,
+                "first_cpu_s": first_cpu_s,
+                "seconds": ended - began,
+                "cpu_s": tree_cpu_s() - cpu_s,
+                **side.details(),
+            }
         name, items = items_of(load, count, amount)
         function = getattr(functions, name)
         if side.keeps_workers:  # all of them are up, and have the function
