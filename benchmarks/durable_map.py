@@ -1,6 +1,6 @@
 """Durable maps: beside other ways to call a function with many items, under kills, and given again.
 
-    python -m benchmarks.durable_map [--json] [--parts beside,kills,groups,virtual,again]
+    python -m benchmarks.durable_map [--json] [--parts beside,kills,groups,virtual,lambda,again]
 
 `beside`: `ephemeron.maps.map_items`, `FunctionExecutor.map`, `ProcessPoolExecutor`, joblib (loky), Ray and dask on two workers. Each
 measurement has a fresh process, which starts its side, calls one empty task (*first result*: seconds since the process was started), then
@@ -18,6 +18,8 @@ a function began after a client was started for which they had a row already. *R
 group's rows with confidence intervals by the bootstrap. Killed are functions and the client while groups are fitted.
 
 `virtual`: functions of the simulated platform killed at random in virtual time (`durable_map_virtual`).
+
+`lambda`: 200 functions of an emulated Lambda, with throttled and with duplicate invocations, and 1,000 simulated ones.
 
 `again`: the command given again with nothing changed, and with one item added. Tables of a first call, which calls an empty function with
 each item (`--computed`), or, of larger sizes, written by the table's own code with the rows that a first call would have written.
@@ -45,6 +47,7 @@ import numpy as np
 import psutil
 
 from benchmarks.common import ROOT, SEED, condensed, environment, write
+from benchmarks.durable_map_lambda import on_lambda
 from benchmarks.durable_map_sides import FUNCTIONS, items_of, sides
 from benchmarks.durable_map_virtual import VirtualKills
 from ephemeron.config.code_bundle import Selection
@@ -581,7 +584,7 @@ def _numbers(text: str) -> list[int]:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--parts", default="beside,kills,groups,virtual,again", show_default=True)
+@click.option("--parts", default="beside,kills,groups,virtual,lambda,again", show_default=True)
 @click.option("--turns", default=3, show_default=True, help="Measurements of a side and load, and of a second call.")
 @click.option("--workers", default=2, show_default=True)
 @click.option("--sides", "side_names", default="", help="Parts of the names of sides, separated by semicolons.  [default: all]")
@@ -600,6 +603,8 @@ def _numbers(text: str) -> list[int]:
 @click.option("--group-points", default=200, show_default=True, help="At which something is killed while groups are fitted.")
 @click.option("--virtual-runs", default=50, show_default=True, help="Maps in virtual time.")
 @click.option("--virtual-points", default=200, show_default=True, help="At which a function is killed in each of them.")
+@click.option("--lambda-functions", default=200, show_default=True, help="Of the emulated Lambda, at once.")
+@click.option("--lambda-items", default=4000, show_default=True, help="Of a map of a second each there.")
 @click.option("--kinds", type=click.Choice(KINDS), multiple=True, default=KINDS, show_default=True, help="What is killed (repeatable).")
 @click.option("--keys", default="10000,100000,1000000", show_default=True, help="Items of a map that is given again.")
 @click.option("--computed", default="10000,100000", show_default=True, help="Those of them whose first call is made.")
@@ -624,6 +629,8 @@ def main(
     group_points: int,
     virtual_runs: int,
     virtual_points: int,
+    lambda_functions: int,
+    lambda_items: int,
     kinds: tuple[str, ...],
     keys: str,
     computed: str,
@@ -648,16 +655,22 @@ def main(
     if "virtual" in parts:
         with _place("virtual") as place:
             result["virtual"] = VirtualKills(groups, virtual_points, virtual_runs, place).run()
+    if "lambda" in parts:
+        with _place("lambda") as place:
+            live = on_lambda(lambda_items, 1.0, lambda_functions, place, throttled=lambda_functions // 2, duplicates=lambda_functions // 10)
+        with _place("lambda") as place:
+            simulated = VirtualKills(5 * 1000, 50, 1, place, at_once=1000, trouble=0.05).run()
+        result["lambda"] = {"is_right": live["is_right"] and simulated["is_right"], "emulated": live, "simulated": simulated}
     if "again" in parts:
         with _place("again") as place:
             result["again"] = again(_numbers(keys), _numbers(computed), turns, workers, place)
     if as_json:
         write(result)
     else:
-        for part in ("beside", "kills", "groups", "virtual", "again"):
+        for part in ("beside", "kills", "groups", "virtual", "lambda", "again"):
             if part in result:
                 print(part, json.dumps(result[part], indent=1))
-    if not all(result.get(part, {"is_right": True})["is_right"] for part in ("kills", "groups", "virtual")):
+    if not all(result.get(part, {"is_right": True})["is_right"] for part in ("kills", "groups", "virtual", "lambda")):
         sys.exit("under kills, an item has no row or several, was computed again though it had one, or the output is wrong")
 
 

@@ -46,6 +46,12 @@ def counted(n: str, log: str) -> int:
     return int(n)
 
 
+def counted_slowly(n: str, seconds: float, log: str) -> int:
+    """The same, and sleeps."""
+    time.sleep(seconds)
+    return counted(n, log)
+
+
 def regression(group: Mapping[str, Any], key: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, float]]:
     """Slopes of a group's rows with confidence intervals by the bootstrap, logged as in `logged`. LOG and BOOTSTRAPS are written at this module's end."""
     import numpy as np

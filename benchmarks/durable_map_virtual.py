@@ -13,18 +13,20 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import SEED
 from benchmarks.durable_map_sides import FUNCTIONS
+from ephemeron.errors import InvocationRefused
 from ephemeron.functions import simulated
 from ephemeron.functions.base import Outcome
 from ephemeron.functions.world import ComputeModel, Simulation
 from ephemeron.maps import computing, map_items
 from ephemeron.maps.result_table import ResultTable, _table
 
-AT_ONCE, ITEM_S, SIGMA, MEMORY_MB = 20, 1.0, 0.5, 1024
+ITEM_S, SIGMA, MEMORY_MB = 1.0, 0.5, 1024
 CLIENT_DEATHS = 4
 """Of a map."""
 WRONG = ("keys_without_row", "keys_with_several_rows", "recorded_and_computed_again", "wrong_results")
@@ -42,10 +44,13 @@ class VirtualKills:
         points: functions that are killed in a map.
         runs: maps.
         place: folder with the module of the functions.
+        at_once: functions.
+        trouble: share of the invocations that are throttled, and of those that run twice.
     """
 
-    def __init__(self, items: int, points: int, runs: int, place: Path) -> None:
+    def __init__(self, items: int, points: int, runs: int, place: Path, *, at_once: int = 20, trouble: float = 0.0) -> None:
         self._items, self._points, self._runs, self._place = items, points, runs, place
+        self._at_once, self._trouble = at_once, trouble
         self._rng = random.Random(SEED)
 
     def run(self) -> dict[str, Any]:
@@ -60,13 +65,13 @@ class VirtualKills:
             finally:
                 sys.path.remove(str(self._place))
         needed = self._runs * self._items + sums["computed_again_after_client_deaths"]
-        counted = (*WRONG, "function_kills", "client_deaths", "calls", "computed_again_after_client_deaths")
+        counted = (*WRONG, "throttled", "duplicates", "function_kills", "client_deaths", "calls", "computed_again_after_client_deaths")
         return {
             "is_right": not any(sums[name] for name in WRONG),
             "simulated": True,
             "maps": self._runs,
             "items": self._items,
-            "functions": AT_ONCE,
+            "functions": self._at_once,
             "item_s": ITEM_S,
             **{name: sums[name] for name in counted},
             "repeated": sums["calls"] - needed,
@@ -86,7 +91,7 @@ class VirtualKills:
             flushes, before = (deaths[0] - before, deaths[0]) if deaths else (0, before)
             result = None
             with (
-                _function_kills(self._rng, self._items * ITEM_S / AT_ONCE / self._points, self._points, found),
+                _function_kills(self._rng, self._items * ITEM_S / self._at_once / self._points, self._points, found, self._trouble),
                 _client_dies(self._rng, flushes),
                 contextlib.suppress(ClientKilled),
             ):
@@ -96,7 +101,7 @@ class VirtualKills:
                     key="n",
                     out=out,
                     platform="simulated",
-                    max_workers=AT_ONCE,
+                    max_workers=self._at_once,
                     memory_mb=MEMORY_MB,
                     simulation=Simulation(compute=model, straggler_sigma=SIGMA),
                     retries=20,
@@ -125,8 +130,9 @@ def _called(log: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _function_kills(rng: random.Random, mean_s: float, most: int, found: Counter[str]) -> Iterator[None]:
-    """Kills functions that run, with exponential pauses of a mean, in virtual time; `most` of all calls together."""
+def _function_kills(rng: random.Random, mean_s: float, most: int, found: Counter[str], trouble: float) -> Iterator[None]:
+    """Kills functions that run, with exponential pauses of a mean, in virtual time; `most` of all calls together. So many invocations are refused, and
+    so many run twice."""
     usual = simulated.SimulatedPlatform
 
     class Killing(usual):  # type: ignore[misc, valid-type]
@@ -135,7 +141,12 @@ def _function_kills(rng: random.Random, mean_s: float, most: int, found: Counter
         async def invoke(self, call: Any) -> Any:
             if self._killer is None:
                 self._killer = asyncio.create_task(self._kill())
-            return await super().invoke(call)
+            if rng.random() < trouble:
+                found["throttled"] += 1
+                raise InvocationRefused("too many requests", binding="concurrency")
+            is_twice = rng.random() < trouble
+            found["duplicates"] += is_twice
+            return await super().invoke(replace(call, duplicate=is_twice))
 
         async def _kill(self) -> None:
             while found["function_kills"] < most:

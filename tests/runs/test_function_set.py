@@ -119,6 +119,17 @@ def test_a_shared_budget_counts_all_and_its_end_is_that_of_the_set() -> None:
     assert functions.decide(0.0) == []
 
 
+def test_of_many_functions_more_may_be_lost_before_the_first_one_achieves_something() -> None:
+    functions = FunctionSet(is_shared=True)
+    functions.want(1000)
+    functions.decide(0.0)
+    functions.want(3)  # which does not make those that are lost too many
+    for lost in range(101):
+        assert [action for action in functions.decide(0.0) if isinstance(action, Fail)] == []
+        functions.ended(lost, "lost", "killed")
+    assert functions.decide(0.0) == [Fail(100, "killed", 101)]
+
+
 def test_nothing_is_started_or_fails_after_a_stop() -> None:
     functions = FunctionSet()
     functions.keep(0)

@@ -16,6 +16,8 @@ from ephemeron.errors import InvocationRefused
 
 MOST_LOSSES = 8
 """Functions that may end in a row without progress."""
+LOSS_SHARE = 0.1
+"""The same where many share a budget, as a share of those that are wanted: of a thousand, nine may die before the first one has achieved something."""
 AGAIN_S = 1.0
 """Pause after a refusal for lack of concurrency."""
 MOST_REFUSALS = 60
@@ -97,7 +99,7 @@ class FunctionSet:
 
     Args:
         is_shared: one budget of losses for all slots, and one pause after a refusal; else each slot has its own.
-        most_losses: in a row, of each budget.
+        most_losses: in a row, of each budget; of one that is shared by many, at least `LOSS_SHARE` of the most that were wanted.
     """
 
     is_shared: bool = False
@@ -135,6 +137,7 @@ class FunctionSet:
     def want(self, count: int) -> None:
         """So many functions are needed, in any slots."""
         self._wanted = count
+        self._shared.most = max(self._shared.most, int(LOSS_SHARE * count))
 
     def stop(self) -> None:
         """Nothing is started any more."""
