@@ -118,6 +118,15 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     fork_workers(config, len(specs), modules)
 
 
+@pytest.hookimpl(optionalhook=True, wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[None]:
+    """What a time limit raises inside a callback of an event loop is logged there, and the test goes on: it is raised again and again."""
+    found = yield
+    if settings.timeout and signal.getitimer(signal.ITIMER_REAL)[0]:
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout, 60.0)
+    return found
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """What is collected stays for the whole run, so the collector of garbage need not look through it again and again, nor begin as often."""

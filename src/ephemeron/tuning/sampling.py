@@ -81,7 +81,7 @@ def _later(spec: StudySpec) -> BasePruner:
     """The pruner of trials of which it is not known how many values they report before one has finished.
 
     ASHA compares them after 1, 3, 9, … times `min_evaluations` reports (with a reduction factor of 3). Where that is not given, it is 1, and
-    none is ended before about the square root of the most that a finished trial has reported; nor is one that has reported as much."""
+    none is ended before about the square root of the most that a finished trial has reported, or once it has reported as much."""
     from optuna.pruners import BasePruner, SuccessiveHalvingPruner
     from optuna.trial import TrialState
 
@@ -96,9 +96,9 @@ def _later(spec: StudySpec) -> BasePruner:
             if p.name == "hyperband":
                 return 0 < number < most and pruner_of(spec, most).prune(study, trial)
             is_worse = halving.prune(study, trial)  # which notes its value in any case
-            if p.min_evaluations is None and not (most and number * p.reduction_factor > p.first_decision(most)):
-                return False
-            return bool(is_worse and not 0 < most <= number)
+            if p.min_evaluations is None:
+                is_worse = is_worse and number < most and number * p.reduction_factor > p.first_decision(most)
+            return bool(is_worse)
 
     return Later()
 
