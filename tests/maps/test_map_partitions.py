@@ -250,6 +250,30 @@ def test_other_code_computes_all_again_and_replaces_the_files(here):
     assert rows().y.equals(3 * rows().x)
 
 
+def test_other_code_can_be_tried_with_some_partitions(here):
+    write(0, 1, 2)
+    run("doubled")
+    edit(here, "y=2 *", "y=3 *")
+    result, _, _ = run("doubled", only=["1.parquet:0-100"])
+    assert (result.computed, result.missing) == (1, 2)
+    assert [round(y / x) for x, y in rows().iloc[::100][["x", "y"]].to_numpy()] == [2, 3, 2]
+    assert run("doubled")[0].computed == 2
+    assert rows().y.equals(3 * rows().x)
+
+
+def test_what_a_killed_function_leaves_is_deleted(here):
+    write(0)
+    run("doubled")
+    [name] = (path.name for path in Path("out").iterdir())
+    left = here / "out" / f".{name}.0123456789ab.part"
+    left.touch()
+    other = here / "out" / name.replace("0.0", "7.0")
+    other.touch()
+    write(1)
+    run("doubled")
+    assert (left.exists(), other.exists()) == (False, False)
+
+
 def test_failed_partitions_are_rows_and_are_tried_again(here):
     write(0, 1, 2)
     result, told, _ = run("odd")

@@ -14,6 +14,8 @@ from ephemeron.data.tables.arrow import pyarrow
 
 _MOST_OPEN = 4
 """Files."""
+_PIECE = 1 << 20
+"""Bytes of a column that are read at a time, where it is read piece by piece."""
 
 
 class ParquetRows:
@@ -21,6 +23,7 @@ class ParquetRows:
 
     Args:
         place: path or URL.
+        in_pieces: whether columns are read piece by piece, and not as a whole: of row groups that are too large for that.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -28,12 +31,12 @@ class ParquetRows:
         DatasetUnreachable: the store fails.
     """
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, *, in_pieces: bool = False) -> None:
         from pyarrow import parquet
 
         self.place = place
         if "://" not in place:
-            self.parquet = parquet.ParquetFile(place, memory_map=True)
+            self.parquet = parquet.ParquetFile(place, buffer_size=_PIECE if in_pieces else 0, pre_buffer=False)
         else:
             root, _, name = place.rpartition("/")
             files = open_files(root)
@@ -41,7 +44,9 @@ class ParquetRows:
             if nbytes is None:
                 raise FileNotFoundError(place)
             reader = io.BufferedReader(FileReader(files, name, length=nbytes), 1 << 20)
-            self.parquet = parquet.ParquetFile(pyarrow().PythonFile(reader, "r"), pre_buffer=True)
+            self.parquet = parquet.ParquetFile(
+                pyarrow().PythonFile(reader, "r"), buffer_size=_PIECE if in_pieces else 0, pre_buffer=not in_pieces
+            )
         about = self.parquet.metadata
         self.begins = np.cumsum([0, *(about.row_group(n).num_rows for n in range(about.num_row_groups))])
 
@@ -51,22 +56,23 @@ class ParquetRows:
         return range(low, int(np.searchsorted(self.begins, first + rows, side="left")))
 
 
-_open: OrderedDict[tuple[str, str], ParquetRows] = OrderedDict()
+_open: OrderedDict[tuple[str, str, bool], ParquetRows] = OrderedDict()
 
 
-def opened(place: str, identity: str = "") -> ParquetRows:
+def opened(place: str, identity: str = "", *, in_pieces: bool = False) -> ParquetRows:
     """A file; the latest ones stay open.
 
     Args:
         place: path or URL.
         identity: of its content, if that may change.
+        in_pieces: see `ParquetRows`.
 
     Raises:
         FileNotFoundError, pyarrow.ArrowException, DatasetUnreachable: see `ParquetRows`.
     """
-    key = place, identity
+    key = place, identity, in_pieces
     if key not in _open:
-        _open[key] = ParquetRows(place)
+        _open[key] = ParquetRows(place, in_pieces=in_pieces)
         while len(_open) > _MOST_OPEN:
             _open.popitem(last=False)[1].parquet.close()
     _open.move_to_end(key)

@@ -12,7 +12,7 @@ from ephemeron.errors import DamagedObject, UserError
 from ephemeron.functions.tasks.item_calls import WithData
 from ephemeron.maps.frames import Frame, to_frame
 from ephemeron.maps.outputs import ItemObjects
-from ephemeron.maps.parquet_rows import opened
+from ephemeron.maps.parquet_rows import ParquetRows, opened
 from ephemeron.maps.partitions.rows import as_parquet, conformed, stored_types, to_rows
 
 _BATCH_ROWS = 65_536
@@ -46,6 +46,8 @@ class PartitionItem(NamedTuple):
     group: int
     groups: int
     """Number of row groups that have these rows, from `group` on."""
+    is_part: bool
+    """Whether it is a part of one row group."""
     name: str
     """Of the file that is written."""
     schema: bytes
@@ -91,20 +93,19 @@ def read_partition(partition: PartitionItem) -> Any:
     if run(open_files(root or "/").identity(name)) != partition.identity:
         raise UserError(f"{partition.file} has changed meanwhile: give the command again")
     try:
-        file = opened(partition.file, partition.identity)
-        numbers = list(range(partition.group, partition.group + partition.groups))
-        begin, end = int(file.begins[numbers[0]]), int(file.begins[numbers[-1] + 1])
-        if (begin, end - begin) == (partition.first, partition.rows):
-            table = file.parquet.read_row_groups(numbers, columns=list(call.columns)).select(call.columns)
+        file = opened(partition.file, partition.identity, in_pieces=partition.is_part)
+        if partition.is_part:
+            table = pa.Table.from_batches(list(_batches(file, partition, call.columns)))
         else:
-            table = pa.Table.from_batches(list(_batches(file, partition, begin, call.columns)))
+            numbers = list(range(partition.group, partition.group + partition.groups))
+            table = file.parquet.read_row_groups(numbers, columns=list(call.columns)).select(call.columns)
     except (OSError, pa.ArrowException) as e:  # what Parquet says of damage
         raise DamagedObject(f"{partition.file} cannot be read: {str(e).splitlines()[0]}", key=partition.file) from None
     return conformed(table, pa.ipc.read_schema(pa.BufferReader(partition.schema)) if partition.schema else stored_types(table.schema))
 
 
-def _batches(file: Any, partition: PartitionItem, begin: int, columns: tuple[str, ...]) -> Iterator[Any]:
-    at = begin
+def _batches(file: ParquetRows, partition: PartitionItem, columns: tuple[str, ...]) -> Iterator[Any]:
+    at = int(file.begins[partition.group])
     for batch in file.parquet.iter_batches(_BATCH_ROWS, row_groups=[partition.group], columns=list(columns)):
         low, high = max(partition.first, at), min(partition.first + partition.rows, at + batch.num_rows)
         if low < high:

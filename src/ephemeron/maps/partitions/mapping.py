@@ -25,7 +25,7 @@ from ephemeron.maps.outputs import table_place
 from ephemeron.maps.partitions.calls import PartitionCall, call_partition
 from ephemeron.maps.partitions.folder import PartitionFiles
 from ephemeron.maps.partitions.rows import as_parquet, conformed
-from ephemeron.maps.partitions.source import PARTITION_MB, Partitions, PartitionSource, is_below
+from ephemeron.maps.partitions.source import PARTITION_MB, Partitions, PartitionSource, is_below, partition_of
 from ephemeron.maps.result_table import Known, Row
 from ephemeron.maps.sources import Scan
 from ephemeron.runs.predictions import Prediction
@@ -85,6 +85,9 @@ class PartitionJob(DurableMapJob):
         names = {name for name in self._names(rows[rows >= 0]) if name is not None}
         if missing:
             names |= {name for name, row in zip(self.source.names(), rows.tolist(), strict=True) if row < 0}
+        if self.options.only:  # the files of other partitions stay as they are
+            wanted = {partition_of(name) for name, is_one in zip(self.source.names(), self._chosen(found), strict=True) if is_one}
+            names |= {name for name in self._files.sizes() if partition_of(name) not in wanted}
         return names
 
     def _begin(self, found: Scan) -> None:
@@ -144,7 +147,7 @@ def open_map_partitions(
     data: str | Path,
     *,
     out: str | Path,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     frame: str | None = None,
     partition_mb: int = PARTITION_MB,
     options: MapOptions,
@@ -169,7 +172,7 @@ def open_map_partitions(
     objects = Objects(place if "://" in place else Path(place).as_uri())
     if callee is None:
         callee = inspect_frame_function(function, frame=frame, taken=("partition",), options=options, executor=executor)
-    partitions = Partitions(str(data), columns=columns, partition_mb=partition_mb)
+    partitions = Partitions(str(data), columns=[columns] if isinstance(columns, str) else columns, partition_mb=partition_mb)
     if inside := next((path for path in partitions.paths if is_below(path, place)), None):
         raise JobError(f"{inside} is a file of --out {out}, and is read", remedy="name another --out")
     checked_place(place, callee.frame, executor, what="write their rows there", option="--out")
@@ -231,7 +234,7 @@ def map_partitions(
     data: str | Path,
     *,
     out: str | Path,
-    columns: Sequence[str] | None = None,
+    columns: str | Sequence[str] | None = None,
     frame: str | None = None,
     partition_mb: int = PARTITION_MB,
     deadline_s: float | None = None,

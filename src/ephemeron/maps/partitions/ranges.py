@@ -27,6 +27,8 @@ class RowRange(NamedTuple):
     """Number of the first of its row groups."""
     groups: int
     """Number of row groups."""
+    is_part: bool = False
+    """Whether it is a part of one row group."""
 
 
 def ranges_of(metadata: Any, leaves: Sequence[int], *, most_bytes: int) -> Iterator[RowRange]:
@@ -50,7 +52,7 @@ def ranges_of(metadata: Any, leaves: Sequence[int], *, most_bytes: int) -> Itera
             parts = min(-(-size // most_bytes), group.num_rows)
             for k in range(parts):
                 low, high = (group.num_rows * each // parts for each in (k, k + 1))
-                yield RowRange(at + low, high - low, size * (high - low) // group.num_rows, n, 1)
+                yield RowRange(at + low, high - low, size * (high - low) // group.num_rows, n, 1, parts > 1)
         else:
             rows, nbytes = rows + group.num_rows, nbytes + size
         at += group.num_rows

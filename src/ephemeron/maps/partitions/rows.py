@@ -38,12 +38,19 @@ def _as_table(value: Any) -> Any:
     if isinstance(value, pa.RecordBatch):
         return pa.Table.from_batches([value])
     if isinstance(value, Mapping):
-        return pa.table({str(name): as_column(each) for name, each in value.items()})
+        return pa.table({str(name): _named_column(str(name), each) for name, each in value.items()})
     if root == "polars" and hasattr(value, "to_arrow") and hasattr(value, "columns"):
         return pa.table(value.to_arrow())
     if root == "pandas" and hasattr(value, "columns"):
         return _of_pandas(value)
     raise UserError(f"the function returned a {type(value).__name__}, which is no frame: {_KINDS}")
+
+
+def _named_column(name: str, values: Any) -> Any:
+    try:
+        return as_column(values)
+    except (pyarrow().ArrowException, TypeError, ValueError, OverflowError) as e:
+        raise ValueError(f"column {name!r}: {e.args[0] if e.args else type(e).__name__}") from None
 
 
 def _of_pandas(frame: Any) -> Any:

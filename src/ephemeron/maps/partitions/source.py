@@ -277,11 +277,17 @@ class PartitionSource(Source):
                 found.rows,
                 found.group,
                 found.groups,
+                found.is_part,
                 self._name(number, id),
                 b"" if file.schema.equals(self.partitions.schema) else self._schema,
                 tuple(self.call),
             )
         )
+
+
+def partition_of(name: str) -> str:
+    """What the names of the files of a partition have in common, whatever it and the function were like."""
+    return name.rsplit(".", 2)[0]
 
 
 def is_below(place: str, folder: str) -> bool:
