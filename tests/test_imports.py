@@ -50,6 +50,7 @@ NAMES = [
     "load_job",
     "load_plan",
     "load_profile",
+    "map_partitions",
     "plan_job",
     "predict_groups",
     "profile_job",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ephemeron.executor import FunctionExecutor
     from ephemeron.maps.groups.fitting import fit_groups
     from ephemeron.maps.groups.predicting import predict_groups
+    from ephemeron.maps.partitions.mapping import map_partitions
     from ephemeron.runs.verbs import attach, resume, stop
     from ephemeron.training.driver import Result, Session, configure, launch, resize, train, train_async
     from ephemeron.training.job import Configuration, DataSpec, Fault, Job, JobLimits, Simulation, Target, load_job
@@ -39,6 +40,7 @@ _LAZY = {
     "executor": ("FunctionExecutor",),
     "maps.groups.fitting": ("fit_groups",),
     "maps.groups.predicting": ("predict_groups",),
+    "maps.partitions.mapping": ("map_partitions",),
     "training.job": ("Configuration", "DataSpec", "Fault", "Job", "JobLimits", "Simulation", "Target", "load_job"),
     "runs.verbs": ("attach", "resume", "stop"),
     "training.driver": ("Result", "Session", "configure", "launch", "resize", "train", "train_async"),
@@ -87,6 +89,7 @@ __all__ = [
     "load_job",
     "load_plan",
     "load_profile",
+    "map_partitions",
     "plan_job",
     "predict_groups",
     "profile_job",

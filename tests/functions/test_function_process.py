@@ -18,7 +18,7 @@ from ephemeron.functions.async_invoke.process_supervisor import OneShotSuperviso
 from ephemeron.functions.openfaas.replica import Resident
 from running import until
 
-NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "POLARS_MAX_THREADS", "LOKY_MAX_CPU_COUNT")
 
 
 class OneShot(OneShotSupervisor):

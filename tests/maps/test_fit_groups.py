@@ -14,7 +14,7 @@ import pytest
 
 import ephemeron
 from ephemeron.errors import DamagedObject, JobError, MissingExtra
-from ephemeron.maps import GroupModels, MapResult
+from ephemeron.maps import GroupModels, MapResult, parquet_rows
 from ephemeron.maps.groups import fitting, group_rows, models
 from ephemeron.runs import folders
 
@@ -282,7 +282,7 @@ def test_damaged_rows_are_an_error_that_names_the_group_and_the_file(here):
     for at in range(4, len(data) // 2):
         data[at] ^= 255
     path.write_bytes(data)
-    for held in (group_rows._open, group_rows._held):  # of this process, in which simulated functions are
+    for held in (parquet_rows._open, group_rows._held):  # of this process, in which simulated functions are
         held.clear()
     told = []
     fit(group_models.line, frame, by=["store"], on_failure=told.append)
@@ -353,7 +353,7 @@ def test_a_large_group_is_streamed_in_parts():
         (group_models.line, {"by": ["store", "store"]}, "by-column 'store' is named twice"),
         (group_models.line, {"by": []}, "no by-columns are named"),
         (group_models.line, {"by": ["store", "sku", "t", "y"]}, "has no column beside store, sku, t, y"),
-        (group_models.line, {"frame": "excel"}, "groups cannot be given as 'excel'; use one of pandas, polars, arrow, numpy"),
+        (group_models.line, {"frame": "excel"}, "rows cannot be given as 'excel'; use one of pandas, polars, arrow, numpy"),
         (group_models.line, {"key": "store"}, "no option 'key'"),
         (group_models.line, {"retires": 3}, "no option 'retires'; did you mean retries"),
         (group_models.line, {"out": "redis://host:1/x"}, "neither a folder nor a bucket"),

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ephemeron.maps import parquet_rows
 from ephemeron.maps.groups import division, group_rows, table_data
 from ephemeron.maps.groups.division import Division
 from ephemeron.maps.groups.grouping import find_grouping, group_table, remove_others
-from ephemeron.maps.groups.objects import Objects
 from ephemeron.maps.groups.row_digests import DigestedColumns, RowDigest, digest_of_rows
 from ephemeron.maps.groups.table_data import MemoryTable, open_table
+from ephemeron.maps.objects import Objects
 
 pa = pytest.importorskip("pyarrow", reason="tables; pip install 'ephemeron[maps]'")
 pd = pytest.importorskip("pandas", reason="pandas to compare with")
@@ -136,7 +137,7 @@ def test_a_function_reads_a_shared_row_group_once(tmp_path, monkeypatch):
     read = []
     whole = parquet.ParquetFile.read_row_group
     monkeypatch.setattr(parquet.ParquetFile, "read_row_group", lambda self, n: read.append(n) or whole(self, n))
-    for held in (group_rows._open, group_rows._held):
+    for held in (parquet_rows._open, group_rows._held):
         held.clear()
     rows_of(grouping)
     assert len(read) == parquet.read_metadata(tmp_path / grouping.manifest.file(0)).num_row_groups

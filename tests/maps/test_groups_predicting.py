@@ -13,8 +13,8 @@ import pytest
 import ephemeron
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
-from ephemeron.maps import GroupModels
-from ephemeron.maps.groups import fitting, joining
+from ephemeron.maps import GroupModels, frame_functions
+from ephemeron.maps.groups import joining
 from ephemeron.runs import folders
 
 pa = pytest.importorskip("pyarrow", reason="tables; pip install 'ephemeron[maps]'")
@@ -302,7 +302,7 @@ def test_the_table_of_results_is_where_it_is_wanted(here):
 
 def test_functions_of_a_cloud_have_to_reach_the_groups(monkeypatch):
     fitted(group_models.large, sales(50), by=["sku"])
-    monkeypatch.setattr(fitting, "admitted", lambda asked: (SimpleNamespace(memory_mb=1024), {}, Limits(concurrency=10)))
+    monkeypatch.setattr(frame_functions, "admitted", lambda asked: (SimpleNamespace(memory_mb=1024), {}, Limits(concurrency=10)))
     away = {"platform": "aws", "channel": "s3://bucket/prefix"}
     with pytest.raises(
         JobError, match=r"is on this machine, and functions on aws read the groups; name a bucket, .* as --out of fit-groups"

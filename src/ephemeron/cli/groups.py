@@ -21,13 +21,14 @@ from ephemeron.errors import JobError, UserError
 if TYPE_CHECKING:
     from ephemeron.executor.programs import Program
     from ephemeron.maps.computing import MapOptions
+    from ephemeron.maps.durable import DurableMapJob
     from ephemeron.maps.groups.fitting import GroupJob
 
-_frame_option = click.option(
+frame_option = click.option(
     "--as",
     "frame",
     metavar="KIND",
-    help="What the function is given a group as: pandas, polars, arrow, or numpy, a dict of arrays.  [default: as its annotation says, else pandas]",
+    help="What the function is given rows as: pandas, polars, arrow, or numpy, a dict of arrays.  [default: as its annotation says, else pandas]",
 )
 
 
@@ -38,7 +39,7 @@ _frame_option = click.option(
 )
 @click.option("--fit", "function", required=True, metavar="MODULE:FUNCTION", help="Function that is given a group and returns a model.")
 @click.option("--out", required=True, metavar="FOLDER", help="Folder or s3://bucket/prefix of the models.")
-@_frame_option
+@frame_option
 @click.option("--stream", is_flag=True, help="The function takes an iterator over parts of a group: groups may be larger than a function.")
 @click.option("--callee", hidden=True)
 @click.option("--grouping", default="", hidden=True)
@@ -89,16 +90,16 @@ def fit_groups_command(
         out=out,
         frame=frame,
         stream=stream,
-        options=_map_options(flags),
+        options=map_options(flags),
         executor=executor_options(flags),
         on_failure=told.failure,
-        on_note=_note,
+        on_note=note,
         callee=None if callee is None else build(GroupCallee, json.loads(callee), where="--callee"),
         grouping=grouping,
-        program=_program(),
+        program=program(),
     )
     if dry_run:
-        return _show(job, flags, deadline_s, as_json=as_json)
+        return show(job, flags, deadline_s, as_json=as_json)
     if deadline_s is not None and callee is None:
         job.plan(deadline_s)
     _keep_for_functions(job)
@@ -129,7 +130,7 @@ def fit_groups_command(
     metavar="FOLDER",
     help="Folder or URL of the table of results, which functions of a cloud have to reach.  [default: FILE.results]",
 )
-@_frame_option
+@frame_option
 @recording_options
 @code_options
 @pool_options
@@ -168,16 +169,16 @@ def predict_groups_command(
         out=out,
         function=function,
         frame=frame,
-        options=_map_options(flags),
+        options=map_options(flags),
         executor=executor_options(flags),
         on_failure=told.failure,
-        on_note=_note,
-        program=_program(),
+        on_note=note,
+        program=program(),
     )
     if job.unknown.rows:
-        _note(told_of_unknown(job.unknown))
+        note(told_of_unknown(job.unknown))
     if dry_run:
-        return _show(job, flags, deadline_s, as_json=as_json)
+        return show(job, flags, deadline_s, as_json=as_json)
     if deadline_s is not None:
         job.plan(deadline_s)
     result = job.run()
@@ -194,28 +195,30 @@ def _names(given: Sequence[str]) -> list[str]:
     return found
 
 
-def _program() -> Program:
+def program() -> Program:
     """This command, which any client can give again."""
     from ephemeron.executor.programs import program_here
 
     return program_here(click.get_current_context().meta[ARGUMENTS])
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """Tells the user a line."""
     click.secho(text, fg="yellow", err=True)
 
 
-def _map_options(flags: dict[str, Any]) -> MapOptions:
+def map_options(flags: dict[str, Any]) -> MapOptions:
+    """Options of the map, which are taken out of those of the command."""
     from ephemeron.maps.computing import MapOptions
 
     return MapOptions(**{f.name: flags.pop(f.name) for f in fields(MapOptions) if f.name in flags})
 
 
-def _show(job: GroupJob, flags: Mapping[str, Any], deadline_s: float | None, *, as_json: bool) -> None:
+def show(job: DurableMapJob, flags: Mapping[str, Any], deadline_s: float | None, *, as_json: bool, items: str = "groups") -> None:
     """Prints what it will take."""
     found = job.predict(deadline_s=deadline_s)
     if found is None:
-        raise UserError("all groups have results: nothing is left to compute")
+        raise UserError(f"all {items} have results: nothing is left to compute")
     show_prediction(lambda: found.within(budget_usd=flags["budget_usd"], deadline_s=deadline_s), as_json=as_json)
 
 

@@ -27,6 +27,7 @@ from ephemeron.cli.data import data
 from ephemeron.cli.groups import fit_groups_command, predict_groups_command
 from ephemeron.cli.linalg.commands import linalg
 from ephemeron.cli.map import map_command, predict_command
+from ephemeron.cli.map_partitions import map_partitions_command
 from ephemeron.cli.partition.commands import partition
 from ephemeron.cli.prepare import prepare_command
 from ephemeron.cli.prices import prices
@@ -56,6 +57,7 @@ SECTIONS: Mapping[str, Sequence[click.Command]] = {
         prepare_command,
         map_command,
         predict_command,
+        map_partitions_command,
         fit_groups_command,
         predict_groups_command,
         linalg,

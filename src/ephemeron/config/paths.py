@@ -53,7 +53,7 @@ def folder_of(url: str) -> Path:
 
 def replace_file(path: Path, content: str | bytes) -> None:
     """Writes a file as a whole: who reads it meanwhile sees the old content or the new one, and several may write it at once."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(6)}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
         part.replace(path)

@@ -52,8 +52,8 @@ _INIT_S = 300.0
 _DRAIN_S = 2.0
 _WATCH_S = 0.2
 _WATCH_CLOSELY_S = 0.03
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that limit the threads of a function process."""
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "POLARS_MAX_THREADS", "LOKY_MAX_CPU_COUNT")
+"""Environment variables that limit the threads of a function process. The last one is that of joblib, by which LightGBM counts cores, whatever OpenMP says."""
 
 _log = logging.getLogger(__name__)
 

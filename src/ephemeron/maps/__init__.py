@@ -10,6 +10,7 @@
     durable          the map itself: `map_items`
     map_result       how it has ended
     groups/          one model per group of a table
+    partitions/      a table of Parquet files, part by part
 
 Names are imported when they are first used.
 """
@@ -25,16 +26,18 @@ if TYPE_CHECKING:
     from ephemeron.maps.groups.models import GroupModels
     from ephemeron.maps.groups.predicting import predict_groups
     from ephemeron.maps.map_result import MapResult
+    from ephemeron.maps.partitions.mapping import map_partitions
 
 _HOME = {
     "GroupModels": "groups.models",
     "MapResult": "map_result",
     "fit_groups": "groups.fitting",
     "map_items": "durable",
+    "map_partitions": "partitions.mapping",
     "predict_groups": "groups.predicting",
 }
 
-__all__ = ["GroupModels", "MapResult", "fit_groups", "map_items", "predict_groups"]
+__all__ = ["GroupModels", "MapResult", "fit_groups", "map_items", "map_partitions", "predict_groups"]
 
 
 def __getattr__(name: str) -> Any:

@@ -165,6 +165,7 @@ class DurableMapJob:
                 stop(again, now=True)
             again = ""
         if todo.any():
+            self._begin(found)
             computing = Computing(
                 self.function,
                 self.callee,
@@ -218,7 +219,16 @@ class DurableMapJob:
         return None
 
     def _is_written(self, whole: Whole) -> bool:
-        return self._file is None or (bool(whole.out) and whole.out == _state_of(self._file.path))
+        return (out := self._out_state()) is None or (bool(whole.out) and whole.out == out)
+
+    # -- what is written beside the table, of maps that write other things in other ways ---------------------------
+
+    def _begin(self, found: Scan) -> None:
+        """Before functions are started: what they write may need a place."""
+
+    def _out_state(self) -> str | None:
+        """State of what was written, which is another one when that has changed; empty: it is not there. None: nothing is written."""
+        return None if self._file is None else _state_of(self._file.path)
 
     def _todo(self, found: Scan) -> NDArray[np.bool_]:
         """Which items are to be computed."""
@@ -273,21 +283,21 @@ class DurableMapJob:
         rows, failed = self._known().find(found.ids)
         result._rows = rows
         result.failed, result.missing = int((failed & (rows >= 0)).sum()), int((rows < 0).sum())
-        if self._file is not None:
-            try:
-                self._write(result, rows)
-            except JobError as e:
-                result.stopped, result.cause, mark = f"{e}; the results are recorded in {self.table.shown}", "other", ""
+        try:
+            self._write(result, rows)
+        except JobError as e:
+            result.stopped, result.cause, mark = f"{e}; the results are recorded in {self.table.shown}", "other", ""
         if mark and not result.missing:
             others = [one for one in self.table.state.whole if (one.source, one.code) != (mark, self.callee.version)]
-            out = "" if self._file is None or result.refused else _state_of(self._file.path)
+            out = "" if result.refused else self._out_state() or ""
             one = Whole(source=mark, code=self.callee.version, items=result.items, failed=result.failed, out=out)
             self.table.flush(whole=(*others, one)[-_MOST_WHOLE:])
         return result
 
     def _write(self, result: MapResult, rows: NDArray[np.int64]) -> None:
         """Writes the results in the order of the items; null where there is none."""
-        assert self._file is not None
+        if self._file is None:
+            return
         with self._file.opened():
             for at in range(0, len(rows), PART_ROWS):
                 part = rows[at : at + PART_ROWS]

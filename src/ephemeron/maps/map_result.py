@@ -34,7 +34,8 @@ class Failure:
 class MapResult:
     """How a map has ended.
 
-    Iterating gives the results in the order of the items, as JSON gives them back; None for items that have none.
+    Iterating gives the results in the order of the items, as JSON gives them back, or as bytes; None for items that have none. Of groups and partitions it
+    gives what is recorded of them.
     """
 
     items: int
@@ -69,7 +70,7 @@ class MapResult:
     def __iter__(self) -> Iterator[Any]:
         for rows in self.parts(("result", "data")):
             for result, data in zip(rows.column("result").to_pylist(), rows.column("data").to_pylist(), strict=True):
-                yield data if data is not None else None if result is None else json.loads(result)
+                yield data if result is None else json.loads(result)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The row of each item, in the order of the items; those without a row are left out."""

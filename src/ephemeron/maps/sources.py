@@ -241,7 +241,7 @@ class _FilesOfItems(Source):
 
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(f"{type(self).__name__}{self.columns}".encode(), digest_size=16)
-        listed = {} if self.files.local else run(self.files.identities(_common(self.sizes)))
+        listed = {} if self.files.local else run(self.files.identities(common_folder(self.sizes)))
         for path, nbytes in self.sizes.items():
             digest.update(f"\0{path if len(self.sizes) > 1 else ''}\0{nbytes}\0".encode())
             if self.files.local:
@@ -362,7 +362,7 @@ class FileSource(_FilesOfItems):
         return ""  # the listing is all that has to be read
 
     def blocks(self, wanted: NDArray[np.bool_] | None = None) -> Iterator[Block]:
-        root = _common(self.sizes)
+        root = common_folder(self.sizes)
         listed = {} if self.files.local else run(self.files.identities(root))
         paths = list(self.sizes)
         place = str(getattr(self.files, "root", "")) if self.files.local else self.files.url.rstrip("/")
@@ -492,7 +492,7 @@ def _typed(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _common(paths: Iterable[str]) -> str:
+def common_folder(paths: Iterable[str]) -> str:
     """The deepest folder of all paths."""
     folders = [path.rpartition("/")[0].split("/") for path in paths]
     shared = []

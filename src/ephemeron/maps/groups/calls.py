@@ -15,7 +15,7 @@ from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import DamagedObject, MissingExtra, UserError
 from ephemeron.functions.tasks.item_calls import WithData
-from ephemeron.maps.groups.frames import Frame, key_of, to_columns, to_frame
+from ephemeron.maps.frames import Frame, key_of, to_columns, to_frame
 from ephemeron.maps.groups.group_rows import read_group, stream_group
 from ephemeron.user_code import line_of, unpickled
 

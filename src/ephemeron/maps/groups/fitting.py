@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ephemeron.config.code_bundle import Selection
-from ephemeron.config.typed import near
-from ephemeron.config.user_code import resolve
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
-from ephemeron.executor.places import PlaceOptions, admitted
-from ephemeron.executor.programs import Program, is_going_on
-from ephemeron.executor.shipping import Adapted, name_of
-from ephemeron.functions.deployed_packages import check_modules
-from ephemeron.functions.registry import CLOUDS
-from ephemeron.functions.world import Simulation
-from ephemeron.maps.calls import Callee
-from ephemeron.maps.code_version import code_version
+from ephemeron.executor.programs import Program
+from ephemeron.executor.shipping import Adapted
 from ephemeron.maps.computing import MapOptions
 from ephemeron.maps.durable import DurableMapJob, checked_executor
+from ephemeron.maps.frame_functions import MEMORY_MB, MEMORY_TIMES, FrameCallee, checked_place, inspect_frame_function, split_options
+from ephemeron.maps.frames import Frame
 from ephemeron.maps.groups.calls import GroupCall, fit_group
-from ephemeron.maps.groups.frames import MODULES, Frame, frame_of
 from ephemeron.maps.groups.grouping import Grouping, find_grouping, group_table, remove_others
 from ephemeron.maps.groups.keys import chosen
 from ephemeron.maps.groups.models import GroupFit, ModelObjects, read_fit, write_fit
-from ephemeron.maps.groups.objects import Objects
 from ephemeron.maps.groups.source import GroupSource
 from ephemeron.maps.groups.table_data import EXTRA, open_table
 from ephemeron.maps.map_result import Failure, MapResult
+from ephemeron.maps.objects import Objects
 from ephemeron.maps.outputs import table_place
 from ephemeron.maps.sources import Scan
 from ephemeron.units import human_bytes
 
-MEMORY_TIMES, MEMORY_MB = 4, 128
-"""Memory that a function needs for a group: so many times the bytes of its rows in Arrow's format, and so much beside."""
-_NOT_OF_GROUPS = ("key", "cost_column", "each_file", "results", "until_width", "estimate")
-"""Options of a map that groups have not."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupCallee:
+class GroupCallee(FrameCallee):
     """What is known of a function of groups without importing it."""
 
-    callee: Callee
-    frame: Frame
-    has_key: bool = False
     is_streamed: bool = False
 
     def call(self, grouping: Grouping) -> GroupCall:
@@ -77,55 +60,26 @@ def inspect_group_function(
     options: MapOptions,
     executor: Mapping[str, Any],
     also: str = "",
-) -> tuple[Callable[..., Any], GroupCallee]:
-    """A function of groups, and what its signature and its sources say.
+) -> GroupCallee:
+    """What the signature and the sources of a function of groups say.
 
     Args:
-        function: the user's.
-        frame: what it wants a group as; None: its annotation says it.
-        before: names of its arguments before the group.
-        otherwise: see `frame_of`.
+        function, frame, before, otherwise, options, executor, also: see `inspect_frame_function`.
         stream: whether it is given the parts of a group.
-        options, executor: of the map.
-        also: what else its results depend on.
 
     Raises:
         JobError: there is no such function, or it takes other arguments.
     """
-    found = resolve(function, [Path.cwd()]) if isinstance(function, str) else function
-    if not callable(found):
-        raise JobError(f"{found!r:.80} is a {type(found).__name__}, which cannot be called")
-    name = function if isinstance(function, str) else name_of(found)
-    named = _named_arguments(found, name, (*before, "group"))
-    kind = frame_of(found, frame, parameter=len(before), otherwise=otherwise)
-    selection = Selection(include=tuple(executor.get("code_include", ())), exclude=tuple(executor.get("code_exclude", ())))
-    more = f"{also} {kind}{' stream' if stream else ''}{f' seed {options.seed}' if 'rng' in named else ''}"
-    version = code_version(
-        found, code=[Path(each) for each in executor.get("code", ())], selection=selection, also=more, given=options.code_version
+    found = inspect_frame_function(
+        function,
+        frame=frame,
+        taken=(*before, "group"),
+        otherwise=otherwise,
+        options=options,
+        executor=executor,
+        also=f"{also} stream" if stream else also,
     )
-    callee = Callee(name=name, version=version, has_rng="rng" in named)
-    return found, GroupCallee(callee=callee, frame=kind, has_key="key" in named, is_streamed=stream)
-
-
-def _named_arguments(function: Callable[..., Any], name: str, first: Sequence[str]) -> set[str]:
-    """Which of the arguments `key` and `rng` a function has.
-
-    Raises:
-        JobError: it takes too few arguments, or others without a default.
-    """
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of C
-        return set()
-    wanted = f"{', '.join(first)} and, if it likes, key and rng"
-    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(by_place) < len(first) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise JobError(f"{name} takes {len(by_place)} arguments", remedy=f"it is called with {wanted}")
-    others = [p for p in parameters if p not in by_place[: len(first)] and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    for p in others:
-        if p.default is p.empty and p.name not in ("key", "rng"):
-            raise JobError(f"{name} has an argument {p.name!r} without a default", remedy=f"it is called with {wanted}")
-    return {p.name for p in others} & {"key", "rng"}
+    return GroupCallee(callee=found.callee, frame=found.frame, has_key=found.has_key, is_streamed=stream)
 
 
 class GroupJob(DurableMapJob):
@@ -209,64 +163,6 @@ def check_memory(source: GroupSource, todo: NDArray[np.bool_], memory_mb: int) -
     )
 
 
-def checked_place(objects: Objects, frame: Frame, executor: Mapping[str, Any], *, option: str = "--out of fit-groups") -> int:
-    """Memory of a function, once it is known that functions reach the groups, and have what they need.
-
-    Args:
-        objects: where the groups are.
-        frame: what they are given as.
-        executor: options of the executor.
-        option: that says where the groups are.
-
-    Returns:
-        MB; 0: not known.
-
-    Raises:
-        JobError, PlanInfeasible: an option is refused, or functions lack something.
-    """
-    if is_going_on():
-        return 0
-    platform, channel = executor.get("platform") or "local", executor.get("channel") or "folder"
-    asked = PlaceOptions(
-        platform=platform,
-        memory_mb=executor.get("memory_mb") or 0,
-        max_workers=executor.get("max_workers") or 0,
-        channel=channel,
-        lifetime_s=executor.get("function_timeout_s") or 0.0,
-        settings=executor.get("settings"),
-        simulation=executor.get("simulation") or Simulation(),
-    )
-    made, _, limits = admitted(asked)
-    if platform in CLOUDS:
-        if objects.is_local and "://" in channel and not channel.startswith("file://"):
-            raise JobError(
-                f"{objects.place('')} is on this machine, and functions on {platform} read the groups",
-                remedy=f"name a bucket, such as s3://bucket/prefix, as {option}",
-            )
-        __import__(MODULES[frame])
-        check_modules([MODULES[frame]], limits, platform)
-    return made.memory_mb
-
-
-def split_options(given: Mapping[str, Any], *, but: Sequence[str] = ()) -> tuple[MapOptions, dict[str, Any]]:
-    """Options of the map, and those of the executor.
-
-    Args:
-        given: as they were given.
-        but: options that a fit of groups has not, and this one has.
-
-    Raises:
-        JobError: a map of groups has no such option.
-    """
-    known = {f.name for f in fields(MapOptions)}
-    if foreign := [name for name in _NOT_OF_GROUPS if name in given and name not in but]:
-        raise JobError(f"no option {foreign[0]!r}", remedy=near(foreign[0], known - set(_NOT_OF_GROUPS), what="options"))
-    return (
-        MapOptions(**{name: value for name, value in given.items() if name in known}),
-        {name: value for name, value in given.items() if name not in known},
-    )
-
-
 # -- models -------------------------------------------------------------------------------------------------------
 
 
@@ -327,8 +223,8 @@ def open_fit_groups(
     place = table_place(f"{str(out).rstrip('/')}/", "")
     objects = Objects(place)
     if callee is None:
-        _, callee = inspect_group_function(function, frame=frame, stream=stream, options=options, executor=executor)
-    memory_mb = checked_place(objects, callee.frame, executor)
+        callee = inspect_group_function(function, frame=frame, stream=stream, options=options, executor=executor)
+    memory_mb = checked_place(objects.place(""), callee.frame, executor)
     if grouping:
         found = find_grouping(objects, grouping)
         if found is None:

@@ -4,53 +4,19 @@ file, which is kept in memory meanwhile.
 
 from __future__ import annotations
 
-import io
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from ephemeron.data.catalog.files import FileReader
-from ephemeron.data.catalog.loop import run
-from ephemeron.data.catalog.open_files import open_files
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import DamagedObject
 from ephemeron.maps.groups.row_digests import DigestedColumns, RowDigest
+from ephemeron.maps.parquet_rows import ParquetRows, opened
 
-_MOST_OPEN = 4
-"""Files."""
 _MOST_HELD = 32 << 20
 """Bytes of row groups that are kept."""
 
 
-class _OpenFile:
-    """A file of groups."""
-
-    def __init__(self, place: str) -> None:
-        from pyarrow import parquet
-
-        self.place = place
-        if "://" not in place:
-            self.parquet = parquet.ParquetFile(place, memory_map=True)
-        else:
-            root, _, name = place.rpartition("/")
-            files = open_files(root)
-            nbytes = run(files.size(name))
-            if nbytes is None:
-                raise FileNotFoundError(place)
-            reader = io.BufferedReader(FileReader(files, name, length=nbytes), 1 << 20)
-            self.parquet = parquet.ParquetFile(pyarrow().PythonFile(reader, "r"), pre_buffer=True)
-        about = self.parquet.metadata
-        self.begins = np.cumsum([0, *(about.row_group(n).num_rows for n in range(about.num_row_groups))])
-
-    def row_groups(self, first: int, rows: int) -> range:
-        """Numbers of the row groups that have a range of rows."""
-        low = int(np.searchsorted(self.begins, first, side="right")) - 1
-        return range(low, int(np.searchsorted(self.begins, first + rows, side="left")))
-
-
-_open: OrderedDict[str, _OpenFile] = OrderedDict()
 _held: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
 
@@ -98,7 +64,7 @@ def read_column(place: str, name: str) -> Any:
         DamagedObject: it is not there; names the file.
     """
     try:
-        return _OpenFile(place).parquet.read(columns=[name]).column(0)
+        return ParquetRows(place).parquet.read(columns=[name]).column(0)
     except (OSError, pyarrow().ArrowException):
         raise DamagedObject("the rows of groups are damaged or gone: delete that file, and give the command again", key=place) from None
 
@@ -106,7 +72,7 @@ def read_column(place: str, name: str) -> Any:
 def _parts(place: str, first: int, rows: int, key: str) -> Iterator[Any]:
     pa = pyarrow()
     try:
-        file = _opened(place)
+        file = opened(place)
         for n in file.row_groups(first, rows):
             begin = int(file.begins[n])
             low, high = max(first, begin), min(first + rows, int(file.begins[n + 1]))
@@ -115,16 +81,7 @@ def _parts(place: str, first: int, rows: int, key: str) -> Iterator[Any]:
         raise _damaged(place, key) from None
 
 
-def _opened(place: str) -> _OpenFile:
-    if place not in _open:
-        _open[place] = _OpenFile(place)
-        while len(_open) > _MOST_OPEN:
-            _open.popitem(last=False)[1].parquet.close()
-    _open.move_to_end(place)
-    return _open[place]
-
-
-def _row_group(file: _OpenFile, n: int) -> Any:
+def _row_group(file: ParquetRows, n: int) -> Any:
     key = file.place, n
     if key not in _held:
         table = file.parquet.read_row_group(n)

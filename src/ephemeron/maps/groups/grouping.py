@@ -25,8 +25,8 @@ from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import ChannelEmptied, DamagedObject, JobError
 from ephemeron.maps.groups.division import POSITION, SORTED_BYTES, Division
 from ephemeron.maps.groups.keys import check_by, kind_of_key
-from ephemeron.maps.groups.objects import Objects
 from ephemeron.maps.groups.table_data import TableData, is_kept
+from ephemeron.maps.objects import Objects
 from ephemeron.units import human_count, human_seconds
 
 FOLDER = "groups"

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.data.tables.table_file import table_written
 from ephemeron.errors import JobError
+from ephemeron.maps.frames import PREDICTION
 from ephemeron.maps.groups.division import Spilled
-from ephemeron.maps.groups.frames import PREDICTION
 from ephemeron.maps.groups.table_data import TableData
 
 _ROWS, _MOST_FILES = 1 << 18, 128

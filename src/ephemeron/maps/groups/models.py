@@ -20,13 +20,13 @@ import numpy as np
 from ephemeron.config.typed import build, plain
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError, UserError
+from ephemeron.maps.frames import Frame
 from ephemeron.maps.groups.calls import digest_of_model, verified_model
-from ephemeron.maps.groups.frames import Frame
 from ephemeron.maps.groups.grouping import Grouping, KeptColumn, read_keys
 from ephemeron.maps.groups.keys import match_key, text_of
-from ephemeron.maps.groups.objects import Objects
 from ephemeron.maps.groups.source import ids_of
 from ephemeron.maps.groups.table_data import EXTRA
+from ephemeron.maps.objects import Objects
 from ephemeron.maps.outputs import table_place
 from ephemeron.maps.result_table import ResultTable
 from ephemeron.user_code import line_of, unpickled

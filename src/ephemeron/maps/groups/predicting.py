@@ -20,19 +20,20 @@ from ephemeron.executor.programs import Program
 from ephemeron.maps.code_version import code_version
 from ephemeron.maps.computing import MapOptions
 from ephemeron.maps.durable import checked_executor
+from ephemeron.maps.frame_functions import checked_place, split_options
+from ephemeron.maps.frames import PREDICTION
 from ephemeron.maps.groups.calls import call_predict, predict_group
 from ephemeron.maps.groups.division import POSITION
-from ephemeron.maps.groups.fitting import GroupJob, checked_place, inspect_group_function, split_options
-from ephemeron.maps.groups.frames import PREDICTION
+from ephemeron.maps.groups.fitting import GroupJob, inspect_group_function
 from ephemeron.maps.groups.group_rows import read_column
 from ephemeron.maps.groups.grouping import group_table, remove_others
 from ephemeron.maps.groups.joining import write_joined
 from ephemeron.maps.groups.keys import kind_of_key
 from ephemeron.maps.groups.models import GroupModels
-from ephemeron.maps.groups.objects import Objects
 from ephemeron.maps.groups.source import ModelledGroupSource
 from ephemeron.maps.groups.table_data import TableData, open_table
 from ephemeron.maps.map_result import Failure, MapResult
+from ephemeron.maps.objects import Objects
 from ephemeron.maps.outputs import check_file, table_place
 
 _TAKEN = 256
@@ -119,7 +120,7 @@ def open_predict_groups(
     path = _checked_out(out, data)
     executor["code"] = [*executor.get("code", ()), *_folder_of(known.fit.function)]
     function = call_predict if function is None else function
-    _, callee = inspect_group_function(
+    callee = inspect_group_function(
         function,
         frame=frame or (known.fit.frame if function is call_predict else None),
         before=("model",),
@@ -130,7 +131,7 @@ def open_predict_groups(
     )
     place = table_place(str(path), "") if options.results is None else table_place(f"{str(options.results).rstrip('/')}/", "")
     objects = Objects(place)
-    memory_mb = checked_place(objects, callee.frame, executor, option="--results")
+    memory_mb = checked_place(objects.place(""), callee.frame, executor, option="--results")
     table = open_table(data)
     _check_columns(table, known, is_default=function is call_predict)
     wanted = {column.name: column.type for column in known.fit.columns}
@@ -138,7 +139,7 @@ def open_predict_groups(
     keys = grouping.index.column("key").to_pylist()
     recorded = known.recorded(keys)
     if any(about is not None and "object" in about for about in recorded):
-        checked_place(known.objects, callee.frame, executor)
+        checked_place(known.objects.place(""), callee.frame, executor)
     digests = ["" if about is None else about["digest"] for about in recorded]
     unknown = _unknown(grouping.index, digests)
     if not any(digests):

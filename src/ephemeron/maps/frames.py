@@ -1,4 +1,4 @@
-"""Rows of a group as functions of users want them, and what they return as columns."""
+"""Rows as functions of users want them, and what they return as columns or rows."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _DICTS = ("dict", "Mapping", "typing.Mapping", "collections.abc.Mapping", "Dict"
 
 
 def frame_of(function: Callable[..., Any], given: str | None, *, parameter: int = 0, otherwise: Frame | None = None) -> Frame:
-    """What a function wants a group as.
+    """What a function wants rows as.
 
     Args:
         function: the user's.
         given: by the user; None: by the annotation of its parameter.
-        parameter: that takes the group.
+        parameter: that takes the rows.
         otherwise: where there is no annotation; None: pandas if it is installed, else Arrow.
 
     Raises:
         JobError: there is no such kind, or its package is not installed.
     """
     if given is not None and given not in FRAMES:
-        raise JobError(f"groups cannot be given as {given!r}", remedy=f"use one of {', '.join(FRAMES)}")
+        raise JobError(f"rows cannot be given as {given!r}", remedy=f"use one of {', '.join(FRAMES)}")
     found = given or _annotated(function, parameter) or otherwise
     if found is None:
         return "pandas" if _is_installed("pandas") else "arrow"
     if not _is_installed(MODULES[found]):
-        raise JobError(f"groups are to be given as {found}, which is not installed", remedy=f"run: pip install {MODULES[found]}")
+        raise JobError(f"rows are to be given as {found}, which is not installed", remedy=f"run: pip install {MODULES[found]}")
     return found
 
 
@@ -86,7 +86,7 @@ def to_frame(table: Any, frame: Frame, nulls: Sequence[str]) -> Any:
     Args:
         table: `pyarrow.Table`.
         frame: of which library.
-        nulls: columns that have a null in some group: pandas and NumPy have one type for them in all groups, float64 for whole numbers.
+        nulls: columns that have a null in some group or partition: pandas and NumPy have one type for them in all, float64 for whole numbers.
     """
     if frame == "arrow":
         return table
@@ -148,7 +148,7 @@ def _as_table(value: Any) -> Any:
     if isinstance(value, pa.Table):
         return value
     if isinstance(value, Mapping):
-        return pa.table({str(name): _as_column(each) for name, each in value.items()})
+        return pa.table({str(name): as_column(each) for name, each in value.items()})
     if hasattr(value, "columns") and hasattr(value, "to_arrow"):
         return pa.table(value.to_arrow())
     if hasattr(value, "columns"):
@@ -158,10 +158,15 @@ def _as_table(value: Any) -> Any:
         if array.shape[1] == 1:
             return pa.table({PREDICTION: pa.array(array[:, 0])})
         return pa.table({f"{PREDICTION}_{n}": pa.array(np.ascontiguousarray(array[:, n])) for n in range(array.shape[1])})
-    return pa.table({PREDICTION: _as_column(value)})
+    return pa.table({PREDICTION: as_column(value)})
 
 
-def _as_column(value: Any) -> Any:
+def as_column(value: Any) -> Any:
+    """Values as a `pyarrow.Array`.
+
+    Raises:
+        pyarrow.ArrowException, TypeError, ValueError: they are none.
+    """
     pa = pyarrow()
     if hasattr(value, "to_arrow"):
         value = value.to_arrow()
