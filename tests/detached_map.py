@@ -28,7 +28,8 @@ def check_detached_map(where: Sequence[str], place: Path, monkeypatch: pytest.Mo
         place: an empty folder for the client.
         monkeypatch: of the test.
     """
-    (place / "words.py").write_text(_WORDS)
+    words = f"{_WORDS}\nNUMBER = {hash(place)}\n"  # what functions have driven is recorded in the store, where a repetition of this test would find it
+    (place / "words.py").write_text(words)
     (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(_ITEMS)))
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(place)
@@ -50,7 +51,7 @@ def check_detached_map(where: Sequence[str], place: Path, monkeypatch: pytest.Mo
     assert "failed" not in ends, "it was driven there"
     argv = json.loads((result.folder.path / "run.json").read_text())["payload"]["program"]["argv"]
     assert str(place) not in json.dumps(argv)
-    (place / "words.py").write_text(_WORDS)
+    (place / "words.py").write_text(words)
     (place / "items.jsonl").write_text("".join(f"{n}\n" for n in range(_ITEMS)))
     again = CliRunner().invoke(main, command)
     told = json.loads(again.stdout)
