@@ -19,7 +19,7 @@ group's rows with confidence intervals by the bootstrap. Killed are functions an
 
 `virtual`: functions of the simulated platform killed at random in virtual time (`durable_map_virtual`).
 
-`lambda`: 200 functions of an emulated Lambda, with throttled and with duplicate invocations, and 1,000 simulated ones.
+`lambda`: 200 functions of an emulated Lambda, with throttled and with duplicate invocations, and five times as many simulated ones, some of them killed.
 
 `again`: the command given again with nothing changed, and with one item added. Tables of a first call, which calls an empty function with
 each item (`--computed`), or, of larger sizes, written by the table's own code with the rows that a first call would have written.
@@ -659,7 +659,9 @@ def main(
         with _place("lambda") as place:
             live = on_lambda(lambda_items, 1.0, lambda_functions, place, throttled=lambda_functions // 2, duplicates=lambda_functions // 10)
         with _place("lambda") as place:
-            simulated = VirtualKills(5 * 1000, 50, 1, place, at_once=1000, trouble=0.05).run()
+            simulated = VirtualKills(
+                25 * lambda_functions, lambda_functions // 4, 1, place, at_once=5 * lambda_functions, trouble=0.05
+            ).run()
         result["lambda"] = {"is_right": live["is_right"] and simulated["is_right"], "emulated": live, "simulated": simulated}
     if "again" in parts:
         with _place("again") as place:

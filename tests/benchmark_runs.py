@@ -47,6 +47,7 @@ LONG = {
     "direct_recovery": "--json --epochs 4 --repeats 1",
     "direct_runs": "--json --turns 1 --models digits --sides direct",
     "durable_map": "--json --turns 1 --sides map_items;chunks --loads empty;MB --tasks 20 --payloads 2 --payload-mb 0.1 --items 300 --points 6 "
+    "--groups 40 --table-mb 2 --bootstraps 5 --group-points 3 --virtual-runs 1 --virtual-points 5 --lambda-functions 4 --lambda-items 20 "
     "--keys 200,300 --computed 200",
     "elastic": "--json --turns 1 --iterations 90",
     "geo": "--json --quick --parts waiting",
