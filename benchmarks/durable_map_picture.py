@@ -29,10 +29,11 @@ def main() -> None:
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     below = "Maps of an empty function on two functions of this machine; list price of the functions and the store."
     panels = [
-        [_panel("USD, list price", "USD", firsts, "cost_usd"), _panel("Seconds", "s", firsts, "seconds")],
-        [_panel("Memory of the client", "MB", firsts, "peak_mb", is_proportional=False)],
+        _panel("Cost", "USD", firsts, "cost_usd"),
+        _panel("Time", "s", firsts, "seconds"),
+        _panel("Memory of the client", "MB", firsts, "peak_mb", is_proportional=False),
     ]
-    write_png(arguments.picture, "What a durable map of so many items takes", below, panels)
+    write_png(arguments.picture, "What a durable map of so many items takes", below, [panels])
 
 
 def _panel(title: str, unit: str, firsts: list[tuple[int, dict[str, Any]]], name: str, *, is_proportional: bool = True) -> Panel:
