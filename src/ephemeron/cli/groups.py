@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.bounds import code_options
-from ephemeron.cli.map import ToldFailures, end_map, executor_options, pool_options, recording_options
+from ephemeron.cli.map import ToldFailures, end_map, executor_options, keep_requirements, pool_options, recording_options
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import ARGUMENTS, detachable
 from ephemeron.config.typed import plain
@@ -102,6 +102,7 @@ def fit_groups_command(
     if deadline_s is not None and callee is None:
         job.plan(deadline_s)
     _keep_for_functions(job)
+    keep_requirements(job)
     result = job.run()
     told.end()
     end_map(result, out, began, as_json=as_json, item="group", made="models")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ephemeron.cli.bounds import bounded, code_options, label_option
+from ephemeron.cli.bounds import bounded, code_options, label_option, requirements_option
 from ephemeron.cli.clouds import cloud_settings, place_options, taken
 from ephemeron.cli.predictions import TABLES, dry_run_option, prepared_option, show_left_out, show_prediction
 from ephemeron.cli.runs.commands import ARGUMENTS, detachable
@@ -24,6 +24,7 @@ from ephemeron.units import human_count
 if TYPE_CHECKING:
     from ephemeron.maps.calls import Callee
     from ephemeron.maps.computing import MapOptions
+    from ephemeron.maps.durable import DurableMapJob
     from ephemeron.maps.map_result import Failure, MapResult
     from ephemeron.runs.folders import RunFolder
 
@@ -90,6 +91,7 @@ def recording_options(command: F) -> F:
                 metavar="FOLDER",
                 help="Folder to send along, beside that of the module (repeatable).",
             ),
+            requirements_option,
         )
     ):
         command = option(command)
@@ -191,6 +193,7 @@ def map_command(
     if deadline_s is not None and callee is None:
         job.plan(deadline_s)
     _keep_for_functions(job.callee, items, out, options, flags)
+    keep_requirements(job)
     result = job.run()
     told.end()
     end_map(result, out, began, as_json=as_json)
@@ -225,6 +228,21 @@ def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOption
             remedy="add --results s3://bucket/prefix",
         )
     launch.outputs[out] = Path(out)
+
+
+def keep_requirements(job: DurableMapJob) -> None:
+    """Has a command that functions are to drive find what its functions need, as it is now."""
+    from ephemeron.executor.programs import PROGRAM, present_launch
+    from ephemeron.functions.environments.requirement_files import read_requirements
+
+    launch, path = present_launch(), job.requirements
+    if launch is None or path is None:
+        return
+    found, name = read_requirements(path), "requirements/requirements.txt"
+    before = launch.argv
+    launch.keep_all(str(path), name, {f"requirements/{file}": text.encode() for file, text in found.files().items()})
+    if launch.argv == before:  # it was found
+        launch.argv = (*before, f"--requirements={PROGRAM}:{name}")
 
 
 class ToldFailures:

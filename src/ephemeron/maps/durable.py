@@ -25,6 +25,7 @@ from ephemeron.config.code_bundle import Selection
 from ephemeron.config.paths import home
 from ephemeron.config.typed import near
 from ephemeron.errors import JobError, UserError
+from ephemeron.executor.environment import version_of, with_environment
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.programs import Program, is_going_on, survives
 from ephemeron.functions.registry import CLOUDS
@@ -103,6 +104,11 @@ class DurableMapJob:
                 f"{self.table.shown} holds the results of {owner}, and this is {callee.name}",
                 remedy="name another --out, or delete that folder",
             )
+
+    @property
+    def requirements(self) -> str | Path | None:
+        """File of what its functions need, named or found; None: there is none."""
+        return self._executor.get("requirements")
 
     # -- the call ----------------------------------------------------------------------------------------------
 
@@ -412,6 +418,8 @@ def open_map(
         program: command that another client can give again.
     """
     o, executor = options, checked_executor(options, {"name": "map", **executor})
+    required = version_of(executor.get("requirements"))
+    executor = with_environment(function, executor, on_note)
     if callee is None:
         callee = inspect_callee(
             function,
@@ -419,6 +427,8 @@ def open_map(
             selection=Selection(include=tuple(executor.get("code_include", ())), exclude=tuple(executor.get("code_exclude", ()))),
             version=o.code_version,
             seed=o.seed,
+            requirements=required,
+            platform=executor.get("platform") or "local",
         )
     source = open_source(items, ItemColumns(key=o.key, cost=o.cost_column, needed=callee.needed), each_file=o.each_file)
     own = home() / "maps" / f"{callee.name.replace(':', '.')}-{_digest(callee.name, source.name, str(o.key))}"

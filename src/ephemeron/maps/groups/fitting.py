@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from ephemeron.config.code_bundle import Selection
 from ephemeron.config.typed import near
-from ephemeron.config.user_code import resolve
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
+from ephemeron.executor.environment import version_of, with_environment
 from ephemeron.executor.places import PlaceOptions, admitted
 from ephemeron.executor.programs import Program, is_going_on
-from ephemeron.executor.shipping import Adapted, name_of
+from ephemeron.executor.shipping import Adapted, function_here, name_of
 from ephemeron.functions.deployed_packages import check_modules
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.world import Simulation
@@ -77,6 +77,7 @@ def inspect_group_function(
     options: MapOptions,
     executor: Mapping[str, Any],
     also: str = "",
+    requirements: str = "",
 ) -> tuple[Callable[..., Any], GroupCallee]:
     """A function of groups, and what its signature and its sources say.
 
@@ -88,11 +89,12 @@ def inspect_group_function(
         stream: whether it is given the parts of a group.
         options, executor: of the map.
         also: what else its results depend on.
+        requirements: digest of those that the user names.
 
     Raises:
         JobError: there is no such function, or it takes other arguments.
     """
-    found = resolve(function, [Path.cwd()]) if isinstance(function, str) else function
+    found = function_here(function, executor.get("platform") or "local") if isinstance(function, str) else function
     if not callable(found):
         raise JobError(f"{found!r:.80} is a {type(found).__name__}, which cannot be called")
     name = function if isinstance(function, str) else name_of(found)
@@ -100,6 +102,8 @@ def inspect_group_function(
     kind = frame_of(found, frame, parameter=len(before), otherwise=otherwise)
     selection = Selection(include=tuple(executor.get("code_include", ())), exclude=tuple(executor.get("code_exclude", ())))
     more = f"{also} {kind}{' stream' if stream else ''}{f' seed {options.seed}' if 'rng' in named else ''}"
+    if requirements and not options.code_version:
+        more += f" requirements {requirements}"
     version = code_version(
         found, code=[Path(each) for each in executor.get("code", ())], selection=selection, also=more, given=options.code_version
     )
@@ -326,8 +330,10 @@ def open_fit_groups(
     executor = checked_executor(options, {"name": "fit-groups", **executor})
     place = table_place(f"{str(out).rstrip('/')}/", "")
     objects = Objects(place)
+    required = version_of(executor.get("requirements"))
+    executor = with_environment(function, executor, on_note)
     if callee is None:
-        _, callee = inspect_group_function(function, frame=frame, stream=stream, options=options, executor=executor)
+        _, callee = inspect_group_function(function, frame=frame, stream=stream, options=options, executor=executor, requirements=required)
     memory_mb = checked_place(objects, callee.frame, executor)
     if grouping:
         found = find_grouping(objects, grouping)

@@ -16,6 +16,7 @@ from ephemeron.config.typed import near
 from ephemeron.config.user_code import resolve
 from ephemeron.data.tables.table_file import TABLES
 from ephemeron.errors import JobError
+from ephemeron.executor.environment import version_of, with_environment
 from ephemeron.executor.programs import Program
 from ephemeron.maps.code_version import code_version
 from ephemeron.maps.computing import MapOptions
@@ -119,6 +120,8 @@ def open_predict_groups(
     path = _checked_out(out, data)
     executor["code"] = [*executor.get("code", ()), *_folder_of(known.fit.function)]
     function = call_predict if function is None else function
+    required = version_of(executor.get("requirements"))
+    executor = with_environment(known.fit.function if function is call_predict else function, executor, on_note)
     _, callee = inspect_group_function(
         function,
         frame=frame or (known.fit.frame if function is call_predict else None),
@@ -127,6 +130,7 @@ def open_predict_groups(
         options=options,
         executor=executor,
         also=_code_of(known.fit.function),
+        requirements=required,
     )
     place = table_place(str(path), "") if options.results is None else table_place(f"{str(options.results).rstrip('/')}/", "")
     objects = Objects(place)
