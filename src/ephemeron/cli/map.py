@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,9 +22,10 @@ from ephemeron.errors import JobError, UserError
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
+    from ephemeron.executor.programs import Launch
     from ephemeron.maps.calls import Callee
-    from ephemeron.maps.computing import MapOptions
     from ephemeron.maps.durable import DurableMapJob
+    from ephemeron.maps.groups.fitting import GroupCallee
     from ephemeron.maps.map_result import Failure, MapResult
     from ephemeron.runs.folders import RunFolder
 
@@ -192,37 +193,67 @@ def map_command(
     assert out is not None
     if deadline_s is not None and callee is None:
         job.plan(deadline_s)
-    _keep_for_functions(job.callee, items, out, options, flags)
-    keep_requirements(job)
+    keep_for_functions(job, flags, callee=job.callee, source=items, out=out, results=options.results)
     result = job.run()
     told.end()
     end_map(result, out, began, as_json=as_json)
 
 
-def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOptions, flags: Mapping[str, Any]) -> None:
-    """Has a command that functions are to drive keep what they need."""
+def keep_for_functions(
+    job: DurableMapJob,
+    flags: Mapping[str, Any],
+    *,
+    callee: Callee | GroupCallee,
+    more: Sequence[str] = (),
+    source: str = "",
+    option: str = "--items",
+    out: str = "",
+    results: str | Path | None = None,
+) -> None:
+    """Has a command that functions are to drive keep what they need: what is known of its function, what it reads, and where its file belongs.
+
+    Args:
+        job: of the command.
+        flags: of its executor.
+        callee: of the function.
+        more: further arguments with which it is given again.
+        source: what it reads, and is not kept elsewhere; empty: nothing.
+        option: that names the source.
+        out: file that it writes; empty: none beside the table of results.
+        results: place of the table of results, as it was given.
+
+    Raises:
+        JobError: functions of another machine do not reach what it reads, or the place of what it writes.
+    """
     from ephemeron.communication.channels import public_address
     from ephemeron.data.catalog.files import WILD
-    from ephemeron.executor.programs import launch_elsewhere, present_launch
+    from ephemeron.executor.programs import MOST_KEPT, check_size, launch_elsewhere, present_launch
     from ephemeron.maps.outputs import is_folder, is_template
 
-    launch = present_launch()
+    launch, platform = present_launch(), flags["platform"] or "local"
     if launch is None:
         return
-    launch.argv = (*launch.argv, f"--callee={json.dumps(plain(callee))}")
-    if items == "-" or ("://" not in items and Path(items).is_file()):
-        data = sys.stdin.buffer.read() if items == "-" else Path(items).read_bytes()
-        launch.keep(items, f"items{Path(items).suffix if items != '-' else '.jsonl'}", data)
-    elif launch_elsewhere(flags["platform"] or "local") is not None and "://" not in items:
-        what = "a wildcard" if any(c in items for c in WILD) else "a folder"
+    launch.argv = (*launch.argv, f"--callee={json.dumps(plain(callee))}", *more)
+    _keep_requirements(launch, job)
+    is_elsewhere, path = launch_elsewhere(platform) is not None, Path(source)
+    if source == "-":
+        launch.keep(source, "items.jsonl", sys.stdin.buffer.read())
+    elif source and "://" not in source and path.is_file():
+        name, nbytes = option.removeprefix("--"), path.stat().st_size
+        if is_elsewhere:
+            check_size(nbytes, f"{option} {source}", platform)
+        if is_elsewhere or name == "items" or nbytes <= MOST_KEPT:
+            launch.keep(source, f"{name}{path.suffix}", path.read_bytes())
+    elif source and is_elsewhere and "://" not in source:
+        what = "a wildcard" if any(c in source for c in WILD) else "a folder"
         raise JobError(
-            f"--items {items} is {what} of this machine, and functions drive the run", remedy="give one file, or a URL that they reach"
+            f"{option} {source} is {what} of this machine, and functions drive the run", remedy="give one file, or a URL that they reach"
         )
-    if launch_elsewhere(flags["platform"] or "local") is None or "://" in out:
+    if not is_elsewhere or not out or "://" in out:
         return
     if is_template(out) or is_folder(out):
         raise JobError(f"--out {out} is on this machine, and functions drive the run", remedy="name a file, or a prefix of a bucket")
-    if options.results is None and flags["channel"].partition("://")[0] not in ("s3", "gs", "az"):
+    if results is None and flags["channel"].partition("://")[0] not in ("s3", "gs", "az"):
         raise JobError(
             f"channel {public_address(flags['channel'])[0]} is no place for results that are kept",
             remedy="add --results s3://bucket/prefix",
@@ -230,17 +261,16 @@ def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOption
     launch.outputs[out] = Path(out)
 
 
-def keep_requirements(job: DurableMapJob) -> None:
-    """Has a command that functions are to drive find what its functions need, as it is now."""
-    from ephemeron.executor.programs import PROGRAM, present_launch
+def _keep_requirements(launch: Launch, job: DurableMapJob) -> None:
+    """Keeps what the functions of a command need, as it is now."""
+    from ephemeron.executor.programs import PROGRAM
     from ephemeron.functions.environments.requirement_files import read_requirements
 
-    launch, path = present_launch(), job.requirements
-    if launch is None or path is None:
+    if job.requirements is None:
         return
-    found, name = read_requirements(path), "requirements/requirements.txt"
-    before = launch.argv
-    launch.keep_all(str(path), name, {f"requirements/{file}": text.encode() for file, text in found.files().items()})
+    name, before = "requirements/requirements.txt", launch.argv
+    files = read_requirements(job.requirements).files()
+    launch.keep_all(str(job.requirements), name, {f"requirements/{file}": text.encode() for file, text in files.items()})
     if launch.argv == before:  # it was found
         launch.argv = (*before, f"--requirements={PROGRAM}:{name}")
 

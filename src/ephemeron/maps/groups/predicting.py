@@ -23,10 +23,10 @@ from ephemeron.maps.computing import MapOptions
 from ephemeron.maps.durable import checked_executor
 from ephemeron.maps.groups.calls import call_predict, predict_group
 from ephemeron.maps.groups.division import POSITION
-from ephemeron.maps.groups.fitting import GroupJob, checked_place, inspect_group_function, split_options
+from ephemeron.maps.groups.fitting import GroupCallee, GroupJob, checked_place, inspect_group_function, split_options
 from ephemeron.maps.groups.frames import PREDICTION
 from ephemeron.maps.groups.group_rows import read_column
-from ephemeron.maps.groups.grouping import group_table, remove_others
+from ephemeron.maps.groups.grouping import Grouping, find_grouping, group_table, remove_others
 from ephemeron.maps.groups.joining import write_joined
 from ephemeron.maps.groups.keys import kind_of_key
 from ephemeron.maps.groups.models import GroupModels
@@ -36,6 +36,8 @@ from ephemeron.maps.groups.table_data import TableData, open_table
 from ephemeron.maps.map_result import Failure, MapResult
 from ephemeron.maps.outputs import check_file, table_place
 
+_DEFAULT = f"{call_predict.__module__}:{call_predict.__qualname__}"
+"""By its name a function is found again as it was sent, with the code of the models, where a command is given again."""
 _TAKEN = 256
 """Groups whose predictions are read at a time."""
 
@@ -105,12 +107,16 @@ def open_predict_groups(
     executor: Mapping[str, Any],
     on_failure: Callable[[Failure], None] = lambda failure: None,
     on_note: Callable[[str], None] = lambda text: None,
+    callee: GroupCallee | None = None,
+    grouping: str = "",
     program: Program | None = None,
 ) -> GroupPredictJob:
     """Predictions of groups that have not begun, but that the table is divided; see `predict_groups`.
 
     Args:
         executor: options of `FunctionExecutor`.
+        callee: of a command that is given again, where its function may not be.
+        grouping: name of the groups of such a command.
         program: command that another client can give again.
     """
     executor = checked_executor(options, {"name": "predict-groups", **executor})
@@ -122,43 +128,43 @@ def open_predict_groups(
     function = call_predict if function is None else function
     required = version_of(executor.get("requirements"))
     executor = with_environment(known.fit.function if function is call_predict else function, executor, on_note)
-    _, callee = inspect_group_function(
-        function,
-        frame=frame or (known.fit.frame if function is call_predict else None),
-        before=("model",),
-        otherwise=known.fit.frame,
-        options=options,
-        executor=executor,
-        also=_code_of(known.fit.function),
-        requirements=required,
-    )
+    if callee is None:
+        _, callee = inspect_group_function(
+            function,
+            frame=frame or (known.fit.frame if function is call_predict else None),
+            before=("model",),
+            otherwise=known.fit.frame,
+            options=options,
+            executor=executor,
+            also=_code_of(known.fit.function),
+            requirements=required,
+        )
     place = table_place(str(path), "") if options.results is None else table_place(f"{str(options.results).rstrip('/')}/", "")
     objects = Objects(place)
     memory_mb = checked_place(objects, callee.frame, executor, option="--results")
     table = open_table(data)
     _check_columns(table, known, is_default=function is call_predict)
-    wanted = {column.name: column.type for column in known.fit.columns}
-    grouping = group_table(table, known.by, objects, positions=True, wanted=wanted, on_note=on_note)
-    keys = grouping.index.column("key").to_pylist()
+    groups = _groups(table, known, objects, grouping, on_note)
+    keys = groups.index.column("key").to_pylist()
     recorded = known.recorded(keys)
     if any(about is not None and "object" in about for about in recorded):
         checked_place(known.objects, callee.frame, executor)
     digests = ["" if about is None else about["digest"] for about in recorded]
-    unknown = _unknown(grouping.index, digests)
+    unknown = _unknown(groups.index, digests)
     if not any(digests):
         raise JobError(
             f"no group of {table.name} has a model in {known.objects.place('')}", remedy=f"it has models of such as {next(iter(known))}"
         )
     source = ModelledGroupSource(
-        grouping,
-        callee.call(grouping),
+        groups,
+        callee.call(groups),
         name=table.name,
-        fingerprint=f"{grouping.manifest.name} {known.fingerprint()}",
+        fingerprint=f"{groups.manifest.name} {known.fingerprint()}",
         models=digests,
         fetch=lambda rows: known.sent([keys[row] for row in rows]),
     )
     return GroupPredictJob(
-        function,
+        _DEFAULT if function is call_predict else function,
         predict_group,
         callee,
         source,
@@ -173,6 +179,23 @@ def open_predict_groups(
         path=path,
         unknown=unknown,
     )
+
+
+def _groups(table: TableData, models: GroupModels, objects: Objects, name: str, on_note: Callable[[str], None]) -> Grouping:
+    """Groups of the rows; of a command that is given again those that it had.
+
+    Raises:
+        JobError: these are gone, or the table has changed since.
+    """
+    if not name:
+        wanted = {column.name: column.type for column in models.fit.columns}
+        return group_table(table, models.by, objects, positions=True, wanted=wanted, on_note=on_note)
+    found = find_grouping(objects, name)
+    if found is None:
+        raise JobError(f"{objects.place(f'groups/{name}')} is gone", remedy="give the command again")
+    if table.digest() != found.manifest.data:
+        raise JobError(f"{table.name} has changed since the run began", remedy="give the command again")
+    return found
 
 
 def predict_groups(
