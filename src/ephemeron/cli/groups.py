@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import time
@@ -185,15 +186,16 @@ def predict_groups_command(
         grouping=grouping,
         program=_program(),
     )
-    if job.unknown.rows:
-        _note(told_of_unknown(job.unknown))
-    if dry_run:
-        return _show(job, flags, deadline_s, as_json=as_json)
-    if deadline_s is not None and callee is None:
-        job.plan(deadline_s)
-    more = [f"--grouping={job.source.grouping.manifest.name}"]
-    keep_for_functions(job, flags, callee=job.group_callee, more=more, source=data, option="--data", out=out, results=options.results)
-    result = job.run()
+    with contextlib.closing(job):
+        if job.unknown.rows:
+            _note(told_of_unknown(job.unknown))
+        if dry_run:
+            return _show(job, flags, deadline_s, as_json=as_json)
+        if deadline_s is not None and callee is None:
+            job.plan(deadline_s)
+        more = [f"--grouping={job.source.grouping.manifest.name}"]
+        keep_for_functions(job, flags, callee=job.group_callee, more=more, source=data, option="--data", out=out, results=options.results)
+        result = job.run()
     told.end()
     about = {"columns": job.columns, "rows": job.source.grouping.manifest.rows, "unknown_rows": job.unknown.rows}
     end_map(result, out, began, as_json=as_json, item="group", made="predictions", **about)

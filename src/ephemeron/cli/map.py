@@ -69,6 +69,11 @@ def recording_options(command: F) -> F:
                 help="Version of the function.  [default: a digest of its module and what that imports]",
             ),
             click.option("--ignore-code-changes", is_flag=True, help="Results of other versions of the function count."),
+            click.option(
+                "--forget-superseded",
+                is_flag=True,
+                help="When all items have results, delete rows that they supersede: of other versions of the function, and of values that items had before.",
+            ),
             click.option("--max-failures", metavar="N|P%", help="Number or share of failed items above which it ends."),
             click.option("--backup", is_flag=True, help="Give the slowest tasks at the end a copy, which is paid for, too."),
             click.option(
@@ -354,6 +359,7 @@ def end_map(result: MapResult, out: str, began: float, *, as_json: bool, item: s
             "results": result.table.shown,
             "run_id": result.run,
             "backups": result.backups,
+            "forgotten": result.forgotten,
             "estimate": None if e is None else {"mean": e.mean, "width": e.width if math.isfinite(e.width) else None, "results": e.count},
             "seconds": round(time.monotonic() - began, 3),
             "cost_usd": 0.0 if bill is None else bill.cost_usd,

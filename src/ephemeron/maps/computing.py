@@ -59,6 +59,7 @@ class MapOptions:
     code_version: str = ""
     ignore_code_changes: bool = False
     retry_failed: bool = False
+    forget_superseded: bool = False
     only: Sequence[str] = ()
     max_failures: int | str | None = None
     backup: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from ephemeron.maps.groups.calls import GroupCall, fit_group
 from ephemeron.maps.groups.frames import MODULES, Frame, frame_of
 from ephemeron.maps.groups.grouping import Grouping, find_grouping, group_table, remove_others
 from ephemeron.maps.groups.keys import chosen
-from ephemeron.maps.groups.models import GroupFit, ModelObjects, read_fit, write_fit
+from ephemeron.maps.groups.models import MODELS, GroupFit, ModelObjects, read_fit, write_fit
 from ephemeron.maps.groups.objects import Objects
 from ephemeron.maps.groups.source import GroupSource
 from ephemeron.maps.groups.table_data import EXTRA, open_table
@@ -292,6 +293,19 @@ class GroupFitJob(GroupJob):
             grouping=about.name,
         )
 
+    def _objects_beside(self) -> frozenset[str]:
+        return frozenset(self._beside.sizes(MODELS))
+
+    def _delete_unused(self, there: frozenset[str]) -> int:
+        used = {json.loads(text).get("object") for text in self._column("result") if text}
+        unused = there - used
+        number = self.table.state.number
+        self.table.refresh()
+        if not unused or self.table.state.number != number or self.table.has_readers():  # the next call deletes them
+            return 0
+        self._beside.delete(sorted(unused))
+        return len(unused)
+
     def _run(self) -> MapResult:
         if read_fit(self._beside) is None:
             write_fit(self._beside, self._fit)  # what there will be is found, however this ends
@@ -388,8 +402,8 @@ def fit_groups(
         stream: whether `fit` takes an iterator over parts of a group, for groups that are larger than a function's memory.
         deadline_s: see `map_items`.
         on_failure, on_note: called with each group that fails, and with lines for the user.
-        options: `only`, `retry_failed`, `code_version`, `ignore_code_changes`, `max_failures`, `backup`, `max_per_second`, `max_concurrent` and `seed`
-            of `map_items`, and those of `FunctionExecutor`.
+        options: `only`, `retry_failed`, `forget_superseded`, `code_version`, `ignore_code_changes`, `max_failures`, `backup`, `max_per_second`,
+            `max_concurrent` and `seed` of `map_items`, and those of `FunctionExecutor`.
 
     Returns:
         How it has ended. `ephemeron.maps.GroupModels.open(out)` has the models.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -35,6 +36,7 @@ from ephemeron.maps.groups.source import ModelledGroupSource
 from ephemeron.maps.groups.table_data import TableData, open_table
 from ephemeron.maps.map_result import Failure, MapResult
 from ephemeron.maps.outputs import check_file, table_place
+from ephemeron.maps.result_table import latest, reading
 
 _DEFAULT = f"{call_predict.__module__}:{call_predict.__qualname__}"
 """By its name a function is found again as it was sent, with the code of the models, where a command is given again."""
@@ -57,9 +59,9 @@ class GroupPredictJob(GroupJob):
 
     source: ModelledGroupSource
 
-    def __init__(self, *args: Any, data: TableData, path: Path, unknown: Unknown, **options: Any) -> None:
+    def __init__(self, *args: Any, data: TableData, path: Path, unknown: Unknown, reader: contextlib.ExitStack, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._data, self._path, self.unknown = data, path, unknown
+        self._data, self._path, self.unknown, self._reader = data, path, unknown, reader
         self.columns: list[str] = []
         """Of the predictions, when they are written."""
 
@@ -75,7 +77,12 @@ class GroupPredictJob(GroupJob):
                 remove_others(self.source.grouping.objects, self.source.grouping.manifest)
             return result
         finally:
-            self._data.close()
+            self.close()
+
+    def close(self) -> None:
+        """Ends what it has begun when it was opened; `run` does so, too."""
+        self._data.close()
+        self._reader.close()
 
     def _predicted(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], bytes]]:
         """Numbers of the rows of each group that has predictions, and these."""
@@ -123,6 +130,46 @@ def open_predict_groups(
     known = models if isinstance(models, GroupModels) else GroupModels.open(models)
     if not len(known):
         raise JobError(f"no group of {known.objects.place('')} has a model", remedy="run: ephemeron fit-groups")
+    with contextlib.ExitStack() as refused:
+        reader = refused.enter_context(contextlib.ExitStack())  # what the predictions read stays until they are computed
+        reader.enter_context(reading(known.table.address))
+        if not isinstance(models, GroupModels) and latest(known.table.address).number != known.table.state.number:
+            known = GroupModels.open(models)
+        job = _job(
+            known,
+            data,
+            out=out,
+            function=function,
+            frame=frame,
+            options=options,
+            executor=executor,
+            on_failure=on_failure,
+            on_note=on_note,
+            callee=callee,
+            grouping=grouping,
+            program=program,
+            reader=reader,
+        )
+        refused.pop_all()
+    return job
+
+
+def _job(
+    known: GroupModels,
+    data: Any,
+    *,
+    out: str | Path,
+    function: Callable[..., Any] | str | None,
+    frame: str | None,
+    options: MapOptions,
+    executor: dict[str, Any],
+    on_failure: Callable[[Failure], None],
+    on_note: Callable[[str], None],
+    callee: GroupCallee | None,
+    grouping: str,
+    program: Program | None,
+    reader: contextlib.ExitStack,
+) -> GroupPredictJob:
     path = _checked_out(out, data)
     executor["code"] = [*executor.get("code", ()), *_folder_of(known.fit.function)]
     function = call_predict if function is None else function
@@ -178,6 +225,7 @@ def open_predict_groups(
         data=table,
         path=path,
         unknown=unknown,
+        reader=reader,
     )
 
 
@@ -235,11 +283,12 @@ def predict_groups(
     job = open_predict_groups(
         models, data, out=out, function=predict, frame=frame, options=own, executor=executor, on_failure=on_failure, on_note=on_note
     )
-    if job.unknown.rows:
-        on_note(told_of_unknown(job.unknown))
-    if deadline_s is not None:
-        job.plan(deadline_s)
-    return job.run()
+    with contextlib.closing(job):
+        if job.unknown.rows:
+            on_note(told_of_unknown(job.unknown))
+        if deadline_s is not None:
+            job.plan(deadline_s)
+        return job.run()
 
 
 def told_of_unknown(unknown: Unknown) -> str:
