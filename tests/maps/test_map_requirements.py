@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,6 +213,45 @@ def test_files_that_a_file_names_are_part_of_it(here):
     ]
     assert found.options == ("--extra-index-url https://x.example",)
     assert found.constraints == ("numpy<3",)
+
+
+LOCKED = """
+version = 1
+requires-python = ">=3.11"
+
+[[package]]
+name = "mine"
+version = "0.1"
+source = { virtual = "." }
+dependencies = [{ name = "doubling-by-hand" }]
+
+[package.metadata]
+requires-dist = [{ name = "doubling-by-hand", specifier = ">=1" }]
+
+[[package]]
+name = "doubling-by-hand"
+version = "1.0"
+source = { registry = "wheels" }
+wheels = [{ path = "doubling_by_hand-1.0-py3-none-any.whl" }]
+"""
+
+
+@pytest.mark.skipif(shutil.which("uv") is None, reason="uv reads its lock files; pip install uv")
+def test_a_lock_of_uv_is_read_by_uv(here):
+    (here / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "0.1"\nrequires-python = ">=3.11"\ndependencies = ["doubling-by-hand>=1"]\n'
+    )
+    (here / "uv.lock").write_text(LOCKED)
+    found = read_requirements("uv.lock")
+    assert found.lines == ("doubling-by-hand==1.0",)
+    assert found.options == (f"--find-links {here / 'wheels'}",)
+
+
+def test_a_lock_of_uv_without_uv_is_refused(here, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    (here / "uv.lock").write_text(LOCKED)
+    with pytest.raises(JobError, match=r"requirements uv\.lock are read by uv, which is not installed; run: pip install uv"):
+        read_requirements("uv.lock")
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def is_installed(module: object) -> bool:
     if not file:
         return True
     place = Path(file).resolve()
-    return any(place.is_relative_to(root) for root in (*_installed(), (home() / ENVIRONMENTS).resolve()))
+    return any(place.is_relative_to(root) for root in (*_installed(), _environments(str(home()))))
 
 
 @cache
@@ -66,6 +66,11 @@ def folders_in(pickled: bytes) -> list[Path]:
         if name != "__main__" and getattr(module, "__file__", None) and not is_installed(module):
             folders[folder_of(module, Path.cwd())] = None
     return list(folders)
+
+
+@cache
+def _environments(home: str) -> Path:
+    return Path(home, ENVIRONMENTS).resolve()
 
 
 _log = logging.getLogger(__name__)

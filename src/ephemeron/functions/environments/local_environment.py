@@ -25,7 +25,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ephemeron.config import own_processes
@@ -95,11 +95,10 @@ def in_use(python: str) -> Iterator[None]:
     Args:
         python: of it; empty: there is none.
     """
-    if not python:
-        yield
-        return
-    with Path(python).parents[1].with_suffix(_LOCK).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
+    with ExitStack() as stack:
+        if python:
+            with suppress(OSError):  # a home of another user, who alone deletes there
+                fcntl.flock(stack.enter_context(Path(python).parents[1].with_suffix(_LOCK).open()), fcntl.LOCK_SH)
         yield
 
 
@@ -252,7 +251,7 @@ def _decisive(said: str) -> str:
     """The line that says why an install has failed."""
     lines = [line.strip() for line in said.split("\n") if line.strip()]
     text = " ".join(lines)
-    if (found := re.search(r"╰─▶ (.*)", text)) is not None:  # uv
+    if (found := re.search(r"(?:╰─▶|cause:) (.*)", text)) is not None:  # uv
         return found[1]
     errors = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("error:") and "ResolutionImpossible" not in line]
     because = [line for line in lines if line.startswith("The user requested")]

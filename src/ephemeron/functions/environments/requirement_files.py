@@ -26,6 +26,7 @@ _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|=|(?=\S))(.+)")
 _LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=|(?=\S))(.+)")
 _EXTRAS = re.compile(r"(.*?)(\[[^\]]*\])?")
 _UV_S = 120.0
+_PYPI = "https://pypi.org/simple"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,4 +216,14 @@ def _exported(path: Path) -> str:
     if done.returncode:
         said = [line for line in done.stderr.split("\n") if line.strip()]
         raise JobError(f"requirements {path}: {said[-1].strip() if said else 'uv has failed'}")
-    return done.stdout
+    return "".join([*(f"{line}\n" for line in _indexes_of(path)), done.stdout])
+
+
+def _indexes_of(path: Path) -> list[str]:
+    """Where a `uv.lock` has its packages from, as options of pip: uv does not write them."""
+    found: dict[str, None] = {}
+    for package in _parsed(path).get("package", ()):
+        place = package.get("source", {}).get("registry", _PYPI)
+        if place != _PYPI:
+            found[f"--extra-index-url {place}" if "://" in place else f"--find-links {place}"] = None
+    return list(found)
