@@ -521,8 +521,9 @@ def test_predictions_of_groups_are_driven_there(world: World, place: Path, monke
     )
     (place / "sales.csv").write_text("store,y\n" + "".join(f"{'abc'[n % 3]},{n}\n" for n in range(30)))
     models = f"{world.channels['objects']}/models"
-    fit = ["fit-groups", "sales.csv", "--by", "store", "--fit", "means_there:fit", "--out", models, "--max-workers", "1"]
-    fitted = CliRunner().invoke(main, fit)
+    fitted = CliRunner().invoke(
+        main, ["fit-groups", "sales.csv", "--by", "store", "--fit", "means_there:fit", "--out", models, "--max-workers", "1", *where(world)]
+    )
     assert fitted.exit_code == 0, fitted.output
     command = [
         "predict-groups",
