@@ -20,6 +20,7 @@ from ephemeron.cli.main import main
 from ephemeron.config import own_processes
 from ephemeron.errors import JobError, TaskFailed
 from ephemeron.functions.environments.requirement_files import read_requirements
+from ephemeron.runs.verbs import attach
 
 pytest.importorskip("pip", reason="requirements are installed with pip")
 pytest.importorskip("pyarrow", reason="results are kept as Parquet")
@@ -213,6 +214,22 @@ def test_files_that_a_file_names_are_part_of_it(here):
     ]
     assert found.options == ("--extra-index-url https://x.example",)
     assert found.constraints == ("numpy<3",)
+
+
+@pytest.mark.slow
+@pytest.mark.cold_start
+def test_functions_that_drive_a_map_have_what_was_found_beside_it(here):
+    (here / "requirements.txt").write_text(f"{OPTIONS}-c limits.txt\ndoubling_by_hand\n")
+    (here / "limits.txt").write_text("doubling_by_hand<2\n")
+    ran = CliRunner().invoke(
+        main, ["map", "at_the_top:twice", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "1", "--detach", "--json"]
+    )
+    assert ran.exit_code == 0, ran.output
+    for name in ("requirements.txt", "limits.txt", "at_the_top.py", "items.jsonl"):
+        (here / name).unlink()
+    assert attach(json.loads(ran.stdout.splitlines()[-1])["run_id"]).summary.status == "finished"
+    assert (here / "out.jsonl").read_text() == "2\n4\n6\n"
+    assert len(environments(here)) == 1
 
 
 LOCKED = """
