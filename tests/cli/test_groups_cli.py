@@ -267,3 +267,34 @@ def test_functions_drive_a_fit(here):
     assert (result.summary.status, result.summary.tasks) == ("finished", 5)
     (here / "grouped_means.py").write_text(MODULE)
     assert len(GroupModels.open("models")) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.cold_start
+def test_functions_drive_predictions_that_are_stopped_and_resumed(here):
+    from ephemeron.runs.verbs import attach
+
+    fitted = ["fit-groups", "sales.parquet", "--by", "store", "--fit", "grouped_means:fit", "--out", "models", *SIMULATED]
+    assert CliRunner().invoke(main, fitted).exit_code in (0, 1)
+    (here / "slow_means.py").write_text(
+        "import time\n\nimport numpy as np\n\n\ndef predict(model, group):\n    time.sleep(0.5)\n    return np.full(len(group), model.value)\n"
+    )
+    expected = CliRunner().invoke(main, ["predict-groups", "models", "--data", "sales.parquet", "--out", "here.parquet", *SIMULATED])
+    assert expected.exit_code == 0, expected.output
+    runs = []
+    for out, more in (("one.parquet", []), ("two.parquet", ["--predict", "slow_means:predict", "--as", "arrow"])):
+        arguments = ["predict-groups", "models", "--data", "sales.parquet", "--out", out, "--max-workers", "1", *more, "--detach", "--json"]
+        ran = CliRunner().invoke(main, arguments)
+        assert ran.exit_code == 0, ran.output
+        runs.append(json.loads(ran.stdout.splitlines()[-1])["run_id"])
+    stopped = CliRunner().invoke(main, ["stop", runs[1]])
+    assert stopped.exit_code == 0, stopped.output
+    for name in ("sales.parquet", "grouped_means.py", "slow_means.py"):
+        (here / name).unlink()
+    resumed = CliRunner().invoke(main, ["resume", runs[1], "--detach"])
+    assert resumed.exit_code == 0, resumed.output
+    for run, out in zip(runs, ("one.parquet", "two.parquet"), strict=True):
+        assert attach(run).summary.status == "finished"
+        assert parquet.read_table(out) == parquet.read_table("here.parquet")
+    reported = CliRunner().invoke(main, ["report", runs[0]])
+    assert reported.exit_code == 0, reported.output

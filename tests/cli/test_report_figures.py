@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ephemeron.cli.main import main
+from ephemeron.dashboard.services import Tasks
 from ephemeron.runs import folders
 from tiny_job import CODE
 
@@ -44,6 +45,50 @@ def test_figures_of_tasks():
     assert not list(folder.glob("report*"))
     refused = run("report", "last", "--json", "--out", "there", code=2)
     assert "--json writes no page" in refused.stderr
+
+
+def test_the_report_of_a_map_has_its_items_as_the_dashboard_has(here):
+    (here / "items.jsonl").write_text("".join(f'{{"name": "item-{n}", "x": {n}}}\n' for n in range(20)))
+    (here / "figured_items.py").write_text(
+        "def odd(row):\n    if row['x'] % 2 == 0:\n        raise ValueError(f\"<{row['x']}> is even\")\n    return row['x']\n"
+    )
+    asked = [
+        "map",
+        "figured_items:odd",
+        "--items",
+        "items.jsonl",
+        "--key",
+        "name",
+        "--out",
+        "o.jsonl",
+        "--platform",
+        "simulated",
+        "--retries",
+        "0",
+    ]
+    run(*asked, code=1)
+    items = json.loads(run("report", "last", "--json").stdout)["items"]
+    assert (items["items"], items["computed"], items["failures"], len(items["failed"])) == (20, 20, 10, 10)
+    assert {"key": "item-4", "error": "ValueError: <4> is even"} in items["failed"]
+    seconds = [one["seconds"] for one in items["slowest"]]
+    assert len(seconds) == 10
+    assert seconds == sorted(seconds, reverse=True)
+    assert 0 < items["item_usd"] <= items["slowest"][0]["cost_usd"]
+    run("report", "last", "--out", "there")
+    page = (here / "there" / "report.html").read_text()
+    for text in (
+        "Failed items",
+        "ValueError: &lt;4&gt; is even",
+        "Slowest items",
+        items["slowest"][0]["key"],
+        "Cost per item",
+        "Throughput",
+        "o.jsonl.results",
+    ):
+        assert text in page
+    assert "Training loss" not in page
+    [shown] = Tasks([here / "home"]).document()
+    assert shown["items"] == items
 
 
 def test_figures_of_a_job(here):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import os
 import random
@@ -51,6 +52,20 @@ async def find_litter(context: Context) -> dict[str, Any]:
 
 async def leave_thread(context: Context) -> dict[str, Any]:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return await whoami(context)
+
+
+async def call_from_a_foreign_thread(context: Context) -> dict[str, Any]:
+    """What the pool of a library does that calls Python, and that `threading` has not started."""
+    seen, ends = threading.Event(), threading.Event()
+
+    def call() -> None:
+        threading.current_thread()
+        seen.set()
+        ends.wait()
+
+    _thread.start_new_thread(call, ())
+    await asyncio.to_thread(seen.wait)
     return await whoami(context)
 
 

@@ -150,6 +150,16 @@ def test_a_process_that_is_not_clean_is_not_reused(folder: Path) -> None:
     run(folder, scenario)
 
 
+def test_a_thread_of_a_library_that_has_called_python_costs_no_process(folder: Path) -> None:
+    async def scenario(platform: LocalPlatform) -> None:
+        left = await outcome(platform, "call_from_a_foreign_thread")
+        assert left.status == "ok", left.error
+        after = (await outcome(platform, "whoami")).value
+        assert after["pid"] == left.value["pid"]
+
+    run(folder, scenario)
+
+
 def test_an_idle_process_is_given_up(folder: Path) -> None:
     async def scenario(platform: LocalPlatform) -> None:
         pid = (await outcome(platform, "whoami")).value["pid"]

@@ -120,6 +120,37 @@ def test_another_version_of_the_function_has_other_results(here):
     assert lines() == [4, 8]
 
 
+def table_rows():
+    return sum(shard.rows for shard in ResultTable.open(Path("out.jsonl.results").absolute().as_uri()).state.shards)
+
+
+def test_superseded_rows_stay_until_they_are_to_be_forgotten(here):
+    items = [{"name": "a", "x": 1}, {"name": "b", "x": 2}]
+    named = {"key": "name", "seed": 1}
+    edit(here, "def twice(x):\n    _called(x)\n    return 2 * x", "def twice(row):\n    return 2 * row['x']")
+    run("twice", items, **named)
+    run("twice", [*items, {"name": "c", "x": 7}], **named)
+    run("twice", [{"name": "a", "x": 5}, items[1]], **named)
+    edit(here, "return 2 * row", "return 3 * row")
+    run("twice", items, **named)
+    edit(here, "return 3 * row", "return 2 * row")
+    assert run("twice", items, **named)[0].computed == 0, "going back to an earlier version finds its results"
+    assert table_rows() == 6
+    told = []
+    result, _ = run("twice", [*items, {"name": "d", "x": 4}], only=["a"], forget_superseded=True, on_note=told.append, **named)
+    assert (result.forgotten, told) == (0, ["nothing is forgotten: not all items have results"])
+    told = []
+    result, _ = run("twice", items, forget_superseded=True, on_note=told.append, **named)
+    assert (result.computed, result.forgotten, list(result)) == (0, 3, [2, 4])
+    assert told[0].startswith("3 superseded rows forgotten, ")
+    assert table_rows() == 3, "the last row of an item that this call has not stays"
+    again, _ = run("twice", items, forget_superseded=True, **named)
+    assert (again.computed, again.forgotten, lines()) == (0, 0, [2, 4])
+    assert run("twice", [{"name": "c", "x": 7}], **named)[0].computed == 0
+    edit(here, "return 2 * row", "return 3 * row")
+    assert run("twice", items, **named)[0].computed == 2, "what was forgotten is computed again"
+
+
 def test_failures_are_rows_and_are_tried_again_when_that_is_wanted(here):
     result, told = run("odd", [1, 2, 3, 4], retries=0)
     assert (result.failed, result.computed, lines()) == (2, 4, [1, None, 3, None])

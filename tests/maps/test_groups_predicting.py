@@ -14,7 +14,10 @@ import ephemeron
 from ephemeron.errors import JobError
 from ephemeron.functions.base import Limits
 from ephemeron.maps import GroupModels, frame_functions
+from ephemeron.maps.computing import MapOptions
 from ephemeron.maps.groups import joining
+from ephemeron.maps.groups import models as group_store
+from ephemeron.maps.groups.predicting import open_predict_groups
 from ephemeron.runs import folders
 
 pa = pytest.importorskip("pyarrow", reason="tables; pip install 'ephemeron[maps]'")
@@ -63,6 +66,33 @@ def test_predictions_are_beside_the_rows_in_their_order(monkeypatch, rows):
     np.testing.assert_allclose(found.prediction, expected_of(models, new), rtol=1e-12)
     again, _ = predicted("new.parquet")
     assert again.computed == 0
+
+
+def test_superseded_models_are_forgotten_but_while_predictions_read_them(here, monkeypatch):
+    monkeypatch.setattr(group_store, "INLINE_BYTES", 10)
+
+    def objects():
+        return sorted(path.name for path in (here / "models" / "models").glob("*"))
+
+    old, new = fitted(), sales(100, seed=1)
+    first = objects()
+    fitted(code_version="v2", frame=sales(seed=3))
+    assert set(first) < set(objects())
+    job = open_predict_groups(old, new, out="read.parquet", options=MapOptions(), executor=SIMULATED)
+    told = []
+    fitted(code_version="v2", frame=sales(seed=3), forget_superseded=True, on_note=told.append)
+    assert told[-1].startswith(f"{len(old)} superseded rows forgotten")
+    assert set(first) < set(objects()), "they are read"
+    assert job.run().failed == 0
+    result = ephemeron.fit_groups(
+        group_models.line, sales(seed=3), by=("store", "sku"), out="models", code_version="v2", forget_superseded=True, **SIMULATED
+    )
+    assert (result.computed, result.forgotten) == (0, 0)
+    assert not set(first) & set(objects())
+    models = GroupModels.open("models")
+    assert len(objects()) == len(models)
+    _, found = predicted(new, out="after.parquet")
+    np.testing.assert_allclose(found.prediction, expected_of(models, new), rtol=1e-12)
 
 
 def test_rows_of_unknown_groups_are_null_and_told():

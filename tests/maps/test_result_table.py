@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ephemeron.errors import ChannelEmptied, DamagedObject, JobError, TableTaken
-from ephemeron.maps.result_table import ResultTable, Row, id_of, present_client
+from ephemeron.maps import result_table
+from ephemeron.maps.result_table import ResultTable, Row, id_of, present_client, reading
 
 pytest.importorskip("pyarrow", reason="shards are Parquet")
 
@@ -114,3 +115,38 @@ def test_damage_and_loss_are_named(address):
     (path.parent.parent / "index" / index).write_text(json.dumps({"format": 99}))
     with pytest.raises(JobError, match="of a later release"):
         ResultTable.open(address)
+
+
+def test_rows_that_later_ones_of_the_same_version_replace_go_when_shards_are_merged(address):
+    table = ResultTable.open(address)
+    for n in range(8):
+        table.add(row(1, status="failed" if n < 7 else "ok", result=str(n)))
+        table.add(row(2, code=f"c{n}"))
+        table.flush()
+    assert sum(shard.rows for shard in table.state.shards) == 1 + 8, "rows of other versions stay"
+    found = table.known(code="c1")
+    rows, failed = found.find(ids(1, 2))
+    assert not failed.any()
+    assert table.take(rows, ("result",)).column(0).to_pylist() == ["7", "2"]
+    assert files(address, "rows") == [f"{shard.digest}.parquet" for shard in table.state.shards]
+
+
+def test_nothing_is_deleted_that_another_process_reads(address, monkeypatch):
+    table = ResultTable.open(address)
+    for n in range(4):
+        table.add(row(n))
+        table.flush()
+    with reading(address):
+        before = ResultTable.open(address)
+        table.forget(np.array([True, False, True, False]))
+        table.remove_strays()
+        assert before.take([0, 1, 2, 3], ("key",)).column(0).to_pylist() == ["k0", "k1", "k2", "k3"]
+        assert len(files(address, "rows")) == 4
+    after = ResultTable.open(address)
+    assert [text for part in after.scan(("key",)) for text in part.column(0).to_pylist()] == ["k0", "k2"]
+    after.remove_strays()
+    assert len(files(address, "rows")) == 2
+    assert files(address, "readers") == []
+    with reading(address):  # of a process that was killed
+        monkeypatch.setattr(result_table, "SILENT_S", 0.0)
+        assert not after.has_readers()

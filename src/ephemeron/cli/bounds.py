@@ -38,6 +38,12 @@ label_option = click.option(
     callback=read_labels,
     help="Label by which the run is found, and its cost told apart (repeatable).",
 )
+requirements_option = click.option(
+    "--requirements",
+    metavar="FILE",
+    help="Packages that functions have beside those installed here: a requirements.txt, uv.lock, pylock.toml or pyproject.toml. Installed once; a "
+    "deployment has to have them.  [default: the one beside the module, if that imports what is not installed]",
+)
 wanted_labels_option = click.option(
     "--label", "labels", multiple=True, metavar="NAME=VALUE", callback=read_labels, help="List only runs with this label (repeatable)."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import time
@@ -12,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ephemeron.cli.bounds import code_options
-from ephemeron.cli.map import ToldFailures, end_map, executor_options, pool_options, recording_options
+from ephemeron.cli.map import ToldFailures, end_map, executor_options, keep_for_functions, pool_options, recording_options
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import ARGUMENTS, detachable
-from ephemeron.config.typed import plain
 from ephemeron.errors import JobError, UserError
 
 if TYPE_CHECKING:
     from ephemeron.executor.programs import Program
     from ephemeron.maps.computing import MapOptions
     from ephemeron.maps.durable import DurableMapJob
-    from ephemeron.maps.groups.fitting import GroupJob
 
 frame_option = click.option(
     "--as",
@@ -102,7 +101,7 @@ def fit_groups_command(
         return show(job, flags, deadline_s, as_json=as_json)
     if deadline_s is not None and callee is None:
         job.plan(deadline_s)
-    _keep_for_functions(job)
+    keep_for_functions(job, flags, callee=job.group_callee, more=[f"--grouping={job.source.grouping.manifest.name}"])
     result = job.run()
     told.end()
     end_map(result, out, began, as_json=as_json, item="group", made="models")
@@ -131,16 +130,21 @@ def fit_groups_command(
     help="Folder or URL of the table of results, which functions of a cloud have to reach.  [default: FILE.results]",
 )
 @frame_option
+@click.option("--callee", hidden=True)
+@click.option("--grouping", default="", hidden=True)
 @recording_options
 @code_options
 @pool_options
 @dry_run_option
+@detachable
 def predict_groups_command(
     models: str,
     data: str,
     out: str,
     function: str | None,
     frame: str | None,
+    callee: str | None,
+    grouping: str,
     dry_run: bool,
     as_json: bool,
     deadline_s: float | None,
@@ -160,31 +164,41 @@ def predict_groups_command(
 
     Exit codes: 0 all groups with a model have predictions, 1 some have none, 2 refused before anything was started, 130 interrupted.
     """
+    from ephemeron.config.typed import build
+    from ephemeron.executor.programs import launch_elsewhere
+    from ephemeron.maps.groups.fitting import GroupCallee
     from ephemeron.maps.groups.predicting import open_predict_groups, told_of_unknown
 
-    began, told = time.monotonic(), ToldFailures("group", by_key=True)
+    began, told, options = time.monotonic(), ToldFailures("group", by_key=True), map_options(flags)
+    if launch_elsewhere(flags["platform"] or "local") is not None and "://" not in models:
+        raise JobError(f"{models} is on this machine, and functions drive the run", remedy="fit the groups to s3://bucket/prefix")
     job = open_predict_groups(
         models,
         data,
         out=out,
         function=function,
         frame=frame,
-        options=map_options(flags),
+        options=options,
         executor=executor_options(flags),
         on_failure=told.failure,
         on_note=note,
+        callee=None if callee is None else build(GroupCallee, json.loads(callee), where="--callee"),
+        grouping=grouping,
         program=program(),
     )
-    if job.unknown.rows:
-        note(told_of_unknown(job.unknown))
-    if dry_run:
-        return show(job, flags, deadline_s, as_json=as_json)
-    if deadline_s is not None:
-        job.plan(deadline_s)
-    result = job.run()
+    with contextlib.closing(job):
+        if job.unknown.rows:
+            note(told_of_unknown(job.unknown))
+        if dry_run:
+            return show(job, flags, deadline_s, as_json=as_json)
+        if deadline_s is not None and callee is None:
+            job.plan(deadline_s)
+        more = [f"--grouping={job.source.grouping.manifest.name}"]
+        keep_for_functions(job, flags, callee=job.group_callee, more=more, source=data, option="--data", out=out, results=options.results)
+        result = job.run()
     told.end()
-    more = {"columns": job.columns, "rows": job.source.grouping.manifest.rows, "unknown_rows": job.unknown.rows}
-    end_map(result, out, began, as_json=as_json, item="group", made="predictions", **more)
+    about = {"columns": job.columns, "rows": job.source.grouping.manifest.rows, "unknown_rows": job.unknown.rows}
+    end_map(result, out, began, as_json=as_json, item="group", made="predictions", **about)
 
 
 def _names(given: Sequence[str]) -> list[str]:
@@ -220,12 +234,3 @@ def show(job: DurableMapJob, flags: Mapping[str, Any], deadline_s: float | None,
     if found is None:
         raise UserError(f"all {items} have results: nothing is left to compute")
     show_prediction(lambda: found.within(budget_usd=flags["budget_usd"], deadline_s=deadline_s), as_json=as_json)
-
-
-def _keep_for_functions(job: GroupJob) -> None:
-    """Has a command that functions are to drive find its groups and its function again."""
-    from ephemeron.executor.programs import present_launch
-
-    launch = present_launch()
-    if launch is not None:
-        launch.argv = (*launch.argv, f"--callee={json.dumps(plain(job.group_callee))}", f"--grouping={job.source.grouping.manifest.name}")

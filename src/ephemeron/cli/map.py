@@ -6,14 +6,14 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ephemeron.cli.bounds import bounded, code_options, label_option
+from ephemeron.cli.bounds import bounded, code_options, label_option, requirements_option
 from ephemeron.cli.clouds import cloud_settings, place_options, taken
 from ephemeron.cli.predictions import TABLES, dry_run_option, prepared_option, show_left_out, show_prediction
 from ephemeron.cli.runs.commands import ARGUMENTS, detachable
@@ -22,8 +22,10 @@ from ephemeron.errors import JobError, UserError
 from ephemeron.units import human_count
 
 if TYPE_CHECKING:
+    from ephemeron.executor.programs import Launch
     from ephemeron.maps.calls import Callee
-    from ephemeron.maps.computing import MapOptions
+    from ephemeron.maps.durable import DurableMapJob
+    from ephemeron.maps.frame_functions import FrameCallee
     from ephemeron.maps.map_result import Failure, MapResult
     from ephemeron.runs.folders import RunFolder
 
@@ -67,6 +69,11 @@ def recording_options(command: F) -> F:
                 help="Version of the function.  [default: a digest of its module and what that imports]",
             ),
             click.option("--ignore-code-changes", is_flag=True, help="Results of other versions of the function count."),
+            click.option(
+                "--forget-superseded",
+                is_flag=True,
+                help="When all items have results, delete rows that they supersede: of other versions of the function, and of values that items had before.",
+            ),
             click.option("--max-failures", metavar="N|P%", help="Number or share of failed items above which it ends."),
             click.option("--backup", is_flag=True, help="Give the slowest tasks at the end a copy, which is paid for, too."),
             click.option(
@@ -90,6 +97,7 @@ def recording_options(command: F) -> F:
                 metavar="FOLDER",
                 help="Folder to send along, beside that of the module (repeatable).",
             ),
+            requirements_option,
         )
     ):
         command = option(command)
@@ -190,41 +198,86 @@ def map_command(
     assert out is not None
     if deadline_s is not None and callee is None:
         job.plan(deadline_s)
-    _keep_for_functions(job.callee, items, out, options, flags)
+    keep_for_functions(job, flags, callee=job.callee, source=items, out=out, results=options.results)
     result = job.run()
     told.end()
     end_map(result, out, began, as_json=as_json)
 
 
-def _keep_for_functions(callee: Callee, items: str, out: str, options: MapOptions, flags: Mapping[str, Any]) -> None:
-    """Has a command that functions are to drive keep what they need."""
+def keep_for_functions(
+    job: DurableMapJob,
+    flags: Mapping[str, Any],
+    *,
+    callee: Callee | FrameCallee,
+    more: Sequence[str] = (),
+    source: str = "",
+    option: str = "--items",
+    out: str = "",
+    results: str | Path | None = None,
+) -> None:
+    """Has a command that functions are to drive keep what they need: what is known of its function, what it reads, and where its file belongs.
+
+    Args:
+        job: of the command.
+        flags: of its executor.
+        callee: of the function.
+        more: further arguments with which it is given again.
+        source: what it reads, and is not kept elsewhere; empty: nothing.
+        option: that names the source.
+        out: file that it writes; empty: none beside the table of results.
+        results: place of the table of results, as it was given.
+
+    Raises:
+        JobError: functions of another machine do not reach what it reads, or the place of what it writes.
+    """
     from ephemeron.communication.channels import public_address
     from ephemeron.data.catalog.files import WILD
-    from ephemeron.executor.programs import launch_elsewhere, present_launch
+    from ephemeron.executor.programs import MOST_KEPT, check_size, launch_elsewhere, present_launch
     from ephemeron.maps.outputs import is_folder, is_template
 
-    launch = present_launch()
+    launch, platform = present_launch(), flags["platform"] or "local"
     if launch is None:
         return
-    launch.argv = (*launch.argv, f"--callee={json.dumps(plain(callee))}")
-    if items == "-" or ("://" not in items and Path(items).is_file()):
-        data = sys.stdin.buffer.read() if items == "-" else Path(items).read_bytes()
-        launch.keep(items, f"items{Path(items).suffix if items != '-' else '.jsonl'}", data)
-    elif launch_elsewhere(flags["platform"] or "local") is not None and "://" not in items:
-        what = "a wildcard" if any(c in items for c in WILD) else "a folder"
+    launch.argv = (*launch.argv, f"--callee={json.dumps(plain(callee))}", *more)
+    _keep_requirements(launch, job)
+    is_elsewhere, path = launch_elsewhere(platform) is not None, Path(source)
+    if source == "-":
+        launch.keep(source, "items.jsonl", sys.stdin.buffer.read())
+    elif source and "://" not in source and path.is_file():
+        name, nbytes = option.removeprefix("--"), path.stat().st_size
+        if is_elsewhere:
+            check_size(nbytes, f"{option} {source}", platform)
+        if is_elsewhere or name == "items" or nbytes <= MOST_KEPT:
+            launch.keep(source, f"{name}{path.suffix}", path.read_bytes())
+    elif source and is_elsewhere and "://" not in source:
+        what = "a wildcard" if any(c in source for c in WILD) else "a folder"
         raise JobError(
-            f"--items {items} is {what} of this machine, and functions drive the run", remedy="give one file, or a URL that they reach"
+            f"{option} {source} is {what} of this machine, and functions drive the run", remedy="give one file, or a URL that they reach"
         )
-    if launch_elsewhere(flags["platform"] or "local") is None or "://" in out:
+    if not is_elsewhere or not out or "://" in out:
         return
     if is_template(out) or is_folder(out):
         raise JobError(f"--out {out} is on this machine, and functions drive the run", remedy="name a file, or a prefix of a bucket")
-    if options.results is None and flags["channel"].partition("://")[0] not in ("s3", "gs", "az"):
+    if results is None and flags["channel"].partition("://")[0] not in ("s3", "gs", "az"):
         raise JobError(
             f"channel {public_address(flags['channel'])[0]} is no place for results that are kept",
             remedy="add --results s3://bucket/prefix",
         )
     launch.outputs[out] = Path(out)
+
+
+def _keep_requirements(launch: Launch, job: DurableMapJob) -> None:
+    """Keeps what the functions of a command need, as it is now."""
+    from ephemeron.executor.programs import PROGRAM
+    from ephemeron.functions.environments.requirement_files import read_requirements
+
+    if job.requirements is None:
+        return
+    name, before = "requirements/requirements.txt", launch.argv
+    files = read_requirements(job.requirements).files()
+    launch.keep_all(str(job.requirements), name, {f"requirements/{file}": text.encode() for file, text in files.items()})
+    if launch.argv == before:  # it was found
+        launch.argv = (*before, f"--requirements={PROGRAM}:{name}")
 
 
 class ToldFailures:
@@ -306,6 +359,7 @@ def end_map(result: MapResult, out: str, began: float, *, as_json: bool, item: s
             "results": result.table.shown,
             "run_id": result.run,
             "backups": result.backups,
+            "forgotten": result.forgotten,
             "estimate": None if e is None else {"mean": e.mean, "width": e.width if math.isfinite(e.width) else None, "results": e.count},
             "seconds": round(time.monotonic() - began, 3),
             "cost_usd": 0.0 if bill is None else bill.cost_usd,

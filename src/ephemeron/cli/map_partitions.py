@@ -11,10 +11,10 @@ import click
 
 from ephemeron.cli.bounds import bounded, code_options
 from ephemeron.cli.groups import frame_option, map_options, note, program, show
-from ephemeron.cli.map import ToldFailures, end_map, executor_options, pool_options, recording_options
+from ephemeron.cli.map import ToldFailures, end_map, executor_options, keep_for_functions, pool_options, recording_options
 from ephemeron.cli.predictions import dry_run_option
 from ephemeron.cli.runs.commands import detachable
-from ephemeron.config.typed import Count, plain
+from ephemeron.config.typed import Count
 
 
 @click.command("map-partitions", short_help="Call a Python function for each partition of Parquet files.")
@@ -74,7 +74,6 @@ def map_partitions_command(
     Exit codes: 0 all partitions have results, 1 some have none, 2 refused before anything was started, 130 interrupted.
     """
     from ephemeron.config.typed import build
-    from ephemeron.executor.programs import present_launch
     from ephemeron.maps.frame_functions import FrameCallee
     from ephemeron.maps.partitions.mapping import open_map_partitions
 
@@ -97,8 +96,7 @@ def map_partitions_command(
         return show(job, flags, deadline_s, as_json=as_json, items="partitions")
     if deadline_s is not None and callee is None:
         job.plan(deadline_s)
-    if (launch := present_launch()) is not None:  # functions that drive it find its function again
-        launch.argv = (*launch.argv, f"--callee={json.dumps(plain(job.frame_callee))}")
+    keep_for_functions(job, flags, callee=job.frame_callee)
     result = job.run()
     told.end()
     end_map(result, out, began, as_json=as_json, item="partition", made="rows")

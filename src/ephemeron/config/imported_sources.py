@@ -18,6 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from ephemeron.config.paths import ENVIRONMENTS, home
 from ephemeron.config.user_code import place_of_loaded
 
 _OWN = Path(__file__).resolve().parents[2]
@@ -44,7 +45,7 @@ def is_installed(module: object) -> bool:
     if not file:
         return True
     place = Path(file).resolve()
-    return any(place.is_relative_to(root) for root in _installed())
+    return any(place.is_relative_to(root) for root in (*_installed(), _environments(str(home()))))
 
 
 @cache
@@ -65,6 +66,11 @@ def folders_in(pickled: bytes) -> list[Path]:
         if name != "__main__" and getattr(module, "__file__", None) and not is_installed(module):
             folders[folder_of(module, Path.cwd())] = None
     return list(folders)
+
+
+@cache
+def _environments(home: str) -> Path:
+    return Path(home, ENVIRONMENTS).resolve()
 
 
 _log = logging.getLogger(__name__)

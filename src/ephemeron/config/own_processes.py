@@ -56,9 +56,19 @@ def ends_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def command(program: Program, *arguments: str) -> list[str]:
-    """The command that starts a program with the client's interpreter."""
-    return [sys.executable, "-P", "-m", _MODULES[program], *arguments]
+PYTHON_VARIABLE = "EPHEMERON_FUNCTION_PYTHON"
+"""Environment variable of functions of this machine: the interpreter that runs them, where it is not the client's."""
+
+
+def command(program: Program, *arguments: str, python: str = "") -> list[str]:
+    """The command that starts a program.
+
+    Args:
+        program: see above.
+        arguments: of it.
+        python: interpreter; empty: the client's.
+    """
+    return [python or sys.executable, "-P", "-m", _MODULES[program], *arguments]
 
 
 def peak_mb() -> float:

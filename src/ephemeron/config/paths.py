@@ -20,6 +20,8 @@ AnyPath: TypeAlias = str | os.PathLike[str]
 """A path, absolute or relative to the folder of this process, or an address with a scheme."""
 DATASETS_STORE = "EPHEMERON_DATASETS_STORE"
 """Variable that names the store of datasets; functions of this machine get that of their client."""
+ENVIRONMENTS = "environments"
+"""In the home folder: packages that functions of this machine have beside their client's."""
 
 
 def home() -> Path:

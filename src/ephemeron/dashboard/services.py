@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ephemeron.config.typed import plain
 from ephemeron.dashboard.run_documents import Document, finite, functions_of
 from ephemeron.dashboard.run_view import RunView
 from ephemeron.data.service import Service
@@ -19,10 +20,11 @@ from ephemeron.data.service.protocol import LIST_FLOWS
 from ephemeron.errors import EphemeronError
 from ephemeron.functions.local import is_hosted
 from ephemeron.functions.tasks.object_keys import QueueKeys, tasks_of
-from ephemeron.runs.folders import PROGRESS_FILE, RESULT_FILE, RUN_FILE, RunFolder
+from ephemeron.runs.folders import RESULT_FILE, RUN_FILE, RunFolder
 from ephemeron.runs.header import read_header
 from ephemeron.runs.status import may_be_running, status_of
 from ephemeron.runs.summary import read_summary
+from ephemeron.training.report.map_items import read_map_items
 
 _HISTORY = 600
 """Looks at a service or a queue that are kept."""
@@ -119,6 +121,7 @@ class Tasks:
             if not view.advance():
                 break
         hosted, status = is_hosted(folder), status_of(view.folder)
+        found = read_map_items(view.folder)
         result, ended = view.folder.read(RESULT_FILE) or {}, read_summary(view.folder)
         with view.lock:
             functions, now = functions_of(view), view.moment(status)
@@ -140,7 +143,7 @@ class Tasks:
                 else None,
                 "budget_usd": view.record.budget_usd if view.record else None,
                 "result": {k: result.get(k) for k in ("tasks", "failed", "cancelled")},
-                "items": result.get("details") or (view.folder.read(PROGRESS_FILE) or {}).get("details") or None,
+                "items": None if found is None else plain(found),
                 "causes": result.get("causes") or [],
                 "functions": [
                     {

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,7 @@ from ephemeron.errors import JobError
 from ephemeron.events import Traffic
 from ephemeron.executor.arguments import ArgumentPickler, SharedArguments
 from ephemeron.executor.drivers import driver_of
+from ephemeron.executor.environment import python_of
 from ephemeron.executor.futures import TaskFuture
 from ephemeron.executor.graphs import Graph
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
@@ -69,6 +71,8 @@ class FunctionExecutor(concurrent.futures.Executor):
         timeout_s: time limit of one try of a task. None: the time that its function has left.
         retries: further tries of a task that raised, or whose function died.
         budget_usd: cost at list prices at which everything that has no result is cancelled.
+        requirements: file with packages that functions have beside those that are installed here: of pip, `uv.lock`, `pylock.toml` or
+            `pyproject.toml`. On this machine they are installed once, into an environment of their own; a deployment has to have them.
         code: folders to send along, beside those of the modules that define the functions.
         code_include, code_exclude: patterns of file names or paths in these folders. Sources, text and small files are sent; tables, arrays
             and archives if a source names them, or `code_include` does (`config.code_bundle`).
@@ -99,6 +103,7 @@ class FunctionExecutor(concurrent.futures.Executor):
         timeout_s: float | None = None,
         retries: int = 2,
         budget_usd: float | None = None,
+        requirements: str | Path | None = None,
         code: Sequence[str | Path] = (),
         code_include: Sequence[str] = (),
         code_exclude: Sequence[str] = (),
@@ -149,6 +154,8 @@ class FunctionExecutor(concurrent.futures.Executor):
             known = opened_again(durable.again)
             withdraw_stop(known[0])
         self._options, self._secrets, self._limits = admitted(asked, None if known is None else known[1])
+        python = python_of(requirements, platform, self._limits, is_taken_over=known is not None)
+        self._options = replace(self._options, python=python)
         self._run = folders.new_run_id(name) if known is None else known[0].run_id
         prices = load_prices("cache" if channel.startswith("redis") else "objects", prices_file)
         lock: IO[str] = io.StringIO()  # the process that gives a command again has the lock
@@ -456,6 +463,11 @@ class FunctionExecutor(concurrent.futures.Executor):
     def prices(self) -> Prices:
         """List prices with which cost is counted."""
         return self._session.meter.prices
+
+    @property
+    def python(self) -> str:
+        """Interpreter of functions of this machine; empty: that of this process."""
+        return self._options.python
 
     @property
     def max_workers(self) -> int:

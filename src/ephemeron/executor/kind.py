@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ephemeron import blocking
 from ephemeron.blocking import Interrupts
@@ -72,6 +73,12 @@ class TaskRuns(ClientRuns):
         if result is None:
             write_summary(folder, interrupted(folder, header))
         raise UserError(f"run {folder.run_id} is not running (interrupted): {self.again}")
+
+    def figures(self, folder: RunFolder, header: RunHeader) -> dict[str, Any]:
+        from ephemeron.training.report.map_items import read_map_items
+
+        found = read_map_items(folder)
+        return {} if found is None else {"items": plain(found)}
 
     def _go_on(self, folder: RunFolder, header: RunHeader, program: Program, following: Following) -> RunResult:
         """Gives the command of a run again, and shows its events."""

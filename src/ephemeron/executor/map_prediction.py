@@ -12,7 +12,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ephemeron.executor.item_trial import REQUEST_FILE, ItemTrial, TrialRequest
 from ephemeron.executor.session import FIRST_POLL_S, MOST_POLL_S, POLL_GROWTH
 from ephemeron.executor.shipping import Shipment
 from ephemeron.functions.base import Limits
+from ephemeron.functions.deployed_packages import missing_module_remedy
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.functions.shipped_code import dumps
 from ephemeron.functions.world import Simulation
@@ -62,6 +63,8 @@ class Workers:
     """Time limit of a function."""
     prices: Prices
     limits: Limits
+    python: str = ""
+    """Interpreter of functions of this machine; empty: that of this process."""
 
 
 class MapModel:
@@ -101,7 +104,9 @@ class MapModel:
         self._chosen, self._timeout_s = list(calls), timeout_s
         request = TrialRequest(reference=shipment.reference, objects=shipment.objects, calls=list(calls.values()), seed=seed, within=within)
         names = [f"{word} {number + 1}" if told is None else told(number) for number in self._chosen]
-        self.trial = _tried(request, names, name=shipment.name, word=word, quota_mb=workers.memory_mb)
+        self.trial = _tried(
+            request, names, name=shipment.name, word=word, quota_mb=workers.memory_mb, python=workers.python, platform=workers.platform
+        )
 
     def predict(self, *, functions: int | None = None, memory_mb: int | None = None) -> Prediction:
         """Time, cost and memory.
@@ -257,11 +262,11 @@ def _traffic(batches: int, seconds: float) -> Traffic:
     return Traffic(puts=batches * p.puts, gets=batches * p.gets, polls=batches * p.polls, lists=round(batches * (p.lists + looks)))
 
 
-def _tried(request: TrialRequest, chosen: Sequence[str], *, name: str, word: str, quota_mb: int) -> ItemTrial:
+def _tried(request: TrialRequest, chosen: Sequence[str], *, name: str, word: str, quota_mb: int, python: str, platform: str) -> ItemTrial:
     with tempfile.TemporaryDirectory(prefix="ephemeron-dry-run-") as place:
         folder = Path(place)
         (folder / REQUEST_FILE).write_bytes(dumps(request, what=f"an argument of {name}"))
-        done = run_probe("item-trial", str(folder), cwd=folder / "cwd", most_s=MOST_S, quota_mb=quota_mb)
+        done = run_probe("item-trial", str(folder), cwd=folder / "cwd", most_s=MOST_S, quota_mb=quota_mb, python=python)
     if done.ended == "time":
         raise JobError(
             f"{name} takes more than {MOST_S:g} s for one {word}, so that no time and cost can be told",
@@ -275,6 +280,8 @@ def _tried(request: TrialRequest, chosen: Sequence[str], *, name: str, word: str
         raise JobError(f"the process of the dry run ended early: {done.last_error}") from None
     if trial.error:
         frames = f"\n{trial.traceback.rstrip()}" if trial.traceback else ""
+        if remedy := missing_module_remedy(trial.error, platform):
+            trial = replace(trial, error=f"{trial.error}; {remedy}")
         raise JobError(f"{name} fails with {chosen[trial.failed]}: {trial.error}{frames}")
     return trial
 

@@ -16,10 +16,12 @@ from ephemeron.communication.channels import open_channel, public_address
 from ephemeron.communication.channels.address import check_address
 from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.credentials import environment
+from ephemeron.config.own_processes import PYTHON_VARIABLE
 from ephemeron.errors import JobError
 from ephemeron.functions.async_invoke.provider import CapacityRequest, RunHandle
 from ephemeron.functions.base import Limits, Platform
 from ephemeron.functions.entries import PRELOAD_VARIABLE, PRELOADS
+from ephemeron.functions.environments.local_environment import in_use
 from ephemeron.functions.registry import CLOUDS, cloud
 from ephemeron.functions.world import Simulation
 from ephemeron.runs import run_platform
@@ -47,6 +49,8 @@ class PlaceOptions:
     """Address of the channel, without credentials."""
     settings: Any = None
     """Settings of the cloud."""
+    python: str = ""
+    """Of the environment of functions of this machine; empty: the client's."""
     preload: tuple[str, ...] = ()
     """Modules that functions import before their first call, beside those of `PRELOADS`."""
     simulation: Simulation = field(default_factory=Simulation)
@@ -201,9 +205,11 @@ async def opened(options: PlaceOptions, *, run: str, folder: Path, secrets: dict
         else:
             from ephemeron.functions.local import LocalPlatform
 
-            local = await LocalPlatform.start(
-                folder, env={**secrets, PRELOAD_VARIABLE: ",".join((*PRELOADS["task-executor"], *options.preload))}, restart=True
-            )
+            variables = {**secrets, PRELOAD_VARIABLE: ",".join((*PRELOADS["task-executor"], *options.preload))}
+            if options.python:
+                stack.enter_context(in_use(options.python))
+                variables[PYTHON_VARIABLE] = options.python
+            local = await LocalPlatform.start(folder, env=variables, restart=True)
             stack.push_async_callback(local.shutdown)
             platform = local
         stack.push_async_callback(platform.cancel_all, run)

@@ -33,6 +33,7 @@ from ephemeron.executor.graphs import Graph
 from ephemeron.executor.kind import TasksSummary
 from ephemeron.executor.places import Place, PlaceOptions
 from ephemeron.executor.programs import DurableMap, survives
+from ephemeron.functions.deployed_packages import missing_module_remedy
 from ephemeron.functions.tasks.batch_state import failed_first
 from ephemeron.functions.tasks.model import TaskEdge, TaskResult, TaskSpec
 from ephemeron.functions.tasks.open_queue import Adapter, open_queue, queue_channel
@@ -569,6 +570,8 @@ class Session:
                 end = self._ends.get(result.lost)
                 if end is not None:
                     text = f"{text} (lastly {end.error or end.status})"
+                if remedy := missing_module_remedy(text, self.options.platform):
+                    text = f"{text}; {remedy}"
                 lost = "" if end is None else end.status
                 failed = TaskFailed(text, task=result.id, traceback=result.traceback, tries=result.tries, lost=lost)
                 failed.__cause__ = _raised(result)

@@ -14,6 +14,7 @@ from ephemeron.config.code_bundle import Selection, bundle, fits_nothing, fittin
 from ephemeron.config.imported_sources import edited_since, folder_of, folders_in, is_installed, modules_in
 from ephemeron.config.user_code import put_in_front, resolve
 from ephemeron.errors import JobError
+from ephemeron.functions.deployed_packages import missing_module_remedy
 from ephemeron.functions.shipped_code import CodeKeys, ShippedHeader, digest_of, dumps, encode_function, python_version
 
 
@@ -40,7 +41,7 @@ class Adapted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Does here what it does there."""
-        function = resolve(self.function, [Path.cwd()]) if isinstance(self.function, str) else self.function
+        function = function_here(self.function) if isinstance(self.function, str) else self.function
         return self.adapter(function, *args, **kwargs)
 
 
@@ -94,9 +95,9 @@ class Shipper:
             adapter, function = f"{function.adapter.__module__}:{function.adapter.__qualname__}", function.function
         if isinstance(function, str):
             if along:
-                return self._ship(resolve(function, [Path.cwd()]), adapter, along)
+                return self._ship(function_here(function), adapter, along)
             if function not in self.made:
-                self.made[function] = self._ship(resolve(function, [Path.cwd()]), adapter)
+                self.made[function] = self._ship(function_here(function), adapter)
             return self.made[function]
         return self._ship(function, adapter, along)
 
@@ -219,6 +220,22 @@ def find_code_of(made: Iterable[Shipment], keys: CodeKeys, place: Path) -> None:
     prefix = keys.bundle("")
     bundles = {key.removeprefix(prefix): data for one in made for key, data in one.objects.items() if key.startswith(prefix)}
     put_in_front([folder for digest, data in bundles.items() for folder in unbundle(bytes(data), place / f"code-{digest}")])
+
+
+def function_here(name: str, platform: str = "local") -> Any:
+    """The function of a name, `module:function`, which is searched in the working folder, too.
+
+    Args:
+        name: of it.
+        platform: on which it is to run.
+
+    Raises:
+        JobError: there is none, or its module cannot be imported; names the requirement that it lacks.
+    """
+    try:
+        return resolve(name, [Path.cwd()])
+    except JobError as e:
+        raise JobError(e.problem, remedy=missing_module_remedy(e.problem, platform) or e.remedy) from e
 
 
 def name_of(function: object) -> str:

@@ -8,6 +8,7 @@ A package brings what it requires, as its copy on this machine says.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -63,6 +64,96 @@ def check_modules(names: Iterable[str], limits: Limits, platform: str) -> None:
                 f"{importer} imports {package}, which functions on {platform} do not have",
                 remedy=f"put {found[0]} into a file of requirements, and run: ephemeron cloud deploy {platform} … --requirements FILE",
             )
+
+
+def check_requirements(place: str, lines: Iterable[str], limits: Limits, platform: str) -> None:
+    """Refuses requirements that functions of a deployment do not have. A deployment that does not say what it has is trusted, if it can be deployed with more.
+
+    Args:
+        place: their file.
+        lines: requirements.
+        limits, platform: see `check_extra`.
+
+    Raises:
+        JobError: names the packages, and the command that adds them.
+    """
+    if platform not in _DEPLOYED:
+        raise JobError(
+            f"functions on {platform} have the packages of the machines on which they run, and not those of {place}",
+            remedy="install them there, and leave --requirements out",
+        )
+    there = _packages_there(limits, platform)
+    missing = [] if there is None else sorted({name_of(line) for line in lines if "://" not in line} - there)
+    if missing:
+        raise JobError(
+            f"{place} names {', '.join(missing)}, which functions on {platform} do not have",
+            remedy=f"run: ephemeron cloud deploy {platform} … --requirements {place}",
+        )
+
+
+_DEPLOYED = ("aws", "aws-microvm", "openfaas")
+"""Platforms whose functions have what `cloud deploy --requirements` gives them."""
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_OTHER_NAMES = {
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "fitz": "pymupdf",
+    "git": "gitpython",
+    "google.cloud.storage": "google-cloud-storage",
+    "jwt": "pyjwt",
+    "magic": "python-magic",
+    "MySQLdb": "mysqlclient",
+    "OpenSSL": "pyopenssl",
+    "PIL": "pillow",
+    "psycopg2": "psycopg2-binary",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "snappy": "python-snappy",
+    "umap": "umap-learn",
+    "yaml": "pyyaml",
+}
+"""Distributions whose modules have other names, and that may not be installed here."""
+
+
+def missing_module_remedy(error: str, platform: str) -> str:
+    """How functions get a module that user code has not found; empty: that is not the error.
+
+    Args:
+        error: of user code, as text.
+        platform: of the functions.
+    """
+    found = _MISSING.search(error)
+    return "" if found is None else _remedy(found[1], platform, str(Path.cwd()))
+
+
+@cache
+def _remedy(module: str, platform: str, folder: str) -> str:
+    top = module.partition(".")[0]
+    if top == _OWN:
+        return ""
+    if any(Path(folder, name).exists() for name in (f"{top}.py", top)):
+        return f"{top} is in {folder}: --code {folder} sends it"
+    line = requirement_of(module)
+    if platform in _DEPLOYED:
+        return f"put {line} into a file of requirements, and run: ephemeron cloud deploy {platform} … --requirements FILE"
+    if platform in ("local", "simulated"):
+        return f"put {line} into a file of requirements, and give --requirements FILE"
+    return f"install {line} where functions on {platform} run"
+
+
+def requirement_of(module: str) -> str:
+    """The requirement that brings a module, with the version that this machine has, if it has one."""
+    from importlib.metadata import version
+
+    top = module.partition(".")[0]
+    installed = set(_distributions().get(top, ()))
+    if len(installed) == 1:
+        name = installed.pop()
+        return f"{name_of(name)}=={version(name).partition('+')[0]}"
+    return _OTHER_NAMES.get(module) or _OTHER_NAMES.get(top) or top.replace("_", "-")
 
 
 def _packages_there(limits: Limits, platform: str) -> frozenset[str] | None:

@@ -52,7 +52,9 @@ async def spawn(connection: socket.socket, env: Mapping[str, str], out: IO[bytes
         OSError: no process can be made.
     """
     return await asyncio.create_subprocess_exec(
-        *own_processes.command("function", str(connection.fileno()), str(os.getpid()), *more),
+        *own_processes.command(
+            "function", str(connection.fileno()), str(os.getpid()), *more, python=env.get(own_processes.PYTHON_VARIABLE, "")
+        ),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=out,
         stderr=out,

@@ -90,6 +90,8 @@ class ProcessSnapshot:
     def _threads_ended(self) -> bool:
         end = time.monotonic() + _THREADS_S
         for thread in set(threading.enumerate()) - self._threads:
+            if isinstance(thread, threading._DummyThread):  # of a library's pool, known since it has called Python: PyArrow's reads do
+                continue
             thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
                 return False

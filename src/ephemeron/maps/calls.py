@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ephemeron.config.code_bundle import Selection
-from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
-from ephemeron.executor.shipping import name_of
+from ephemeron.executor.shipping import function_here, name_of
 from ephemeron.maps.code_version import EVERYTHING, code_version
 
 
@@ -29,18 +28,35 @@ class Callee:
 
 
 def inspect_callee(
-    function: Callable[..., Any] | str, *, code: Sequence[Path] = (), selection: Selection = EVERYTHING, version: str = "", seed: int = 0
+    function: Callable[..., Any] | str,
+    *,
+    code: Sequence[Path] = (),
+    selection: Selection = EVERYTHING,
+    version: str = "",
+    seed: int = 0,
+    requirements: str = "",
+    platform: str = "local",
 ) -> Callee:
     """What the signature and the sources of a function say.
+
+    Args:
+        function: as it is sent, or its name.
+        code, selection: see `code_version`.
+        version: given by the user, in place of the sources.
+        seed: of the argument `rng`.
+        requirements: digest of those that the user names.
+        platform: on which it is to run.
 
     Raises:
         JobError: there is no such function.
     """
-    found = resolve(function, [Path.cwd()]) if isinstance(function, str) else function
+    found = function_here(function, platform) if isinstance(function, str) else function
     if not callable(found):
         raise JobError(f"{found!r:.80} is a {type(found).__name__}, which cannot be called")
     needed, optional, has_rng = _parameters(found)
-    also = f"seed {seed}" if has_rng else ""
+    also = " ".join(
+        filter(None, (f"seed {seed}" if has_rng else "", f"requirements {requirements}" if requirements and not version else ""))
+    )
     made = code_version(found, code=[Path(each) for each in code], selection=selection, also=also, given=version)
     name = function if isinstance(function, str) else name_of(found)
     return Callee(name=name, version=made, needed=needed, optional=optional, has_rng=has_rng)

@@ -59,6 +59,7 @@ class MapOptions:
     code_version: str = ""
     ignore_code_changes: bool = False
     retry_failed: bool = False
+    forget_superseded: bool = False
     only: Sequence[str] = ()
     max_failures: int | str | None = None
     backup: bool = False
@@ -153,6 +154,8 @@ class Computing:
         self._flushed_at = self._flush_s = self._ended_at = 0.0
         self._bills: list[Bill] = []
         self._began = time.monotonic()
+        self._usd = 0.0
+        """Of the items that it has computed."""
         self._slowest: list[tuple[float, int, dict[str, object]]] = []
 
     def _details(self) -> dict[str, object]:
@@ -162,9 +165,12 @@ class Computing:
             "table": self._table.shown,
             "items": self._of,
             "recorded": self._result.recorded,
+            "computed": self._result.computed,
             "items_per_s": round(self._result.computed / seconds, 3),
+            "item_usd": self._usd / self._result.computed if self._result.computed else None,
             "slowest": [one for _, _, one in sorted(self._slowest, reverse=True, key=lambda each: each[:2])],
             "failed": [{"key": one.key, "error": one.error[:300]} for one in self._result.failures[:_SHOWN]],
+            "failures": self._failed,
             "estimate": "" if self._estimate is None else str(self._estimate),
         }
 
@@ -351,6 +357,7 @@ class Computing:
     ) -> None:
         one.is_done = True
         cost_usd = _cost(pool.prices, pool.memory_mb, future.compute_s)
+        self._usd += cost_usd
         shown: dict[str, object] = {"key": _clean(one.key), "seconds": round(future.compute_s, 6), "cost_usd": cost_usd}
         entry = (future.compute_s, -one.number, shown)
         if len(self._slowest) < _SHOWN:

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from ephemeron.config.code_bundle import Selection
 from ephemeron.config.paths import home
 from ephemeron.config.typed import near
-from ephemeron.errors import JobError, UserError
+from ephemeron.errors import JobError, TableTaken, UserError
+from ephemeron.executor.environment import version_of, with_environment
 from ephemeron.executor.executor import FunctionExecutor
 from ephemeron.executor.programs import Program, is_going_on, survives
 from ephemeron.functions.registry import CLOUDS
@@ -34,7 +35,7 @@ from ephemeron.maps.estimate import Estimate
 from ephemeron.maps.map_result import PART_ROWS, Failure, MapResult
 from ephemeron.maps.outputs import ItemObjects, LineFile, check_file, is_folder, is_template, open_output, table_place
 from ephemeron.maps.prediction import predict_items
-from ephemeron.maps.result_table import SILENT_S, Client, Known, ResultTable, Whole
+from ephemeron.maps.result_table import ID_BYTES, SILENT_S, Client, Known, ResultTable, Whole
 from ephemeron.maps.sources import ItemColumns, Scan, Source, open_source, scan
 from ephemeron.runs import folders
 from ephemeron.runs.folders import RunFolder
@@ -43,7 +44,7 @@ from ephemeron.runs.lock import is_driven
 from ephemeron.runs.predictions import Prediction
 from ephemeron.runs.summary import read_summary
 from ephemeron.runs.verbs import stop
-from ephemeron.units import human_count, human_seconds, human_usd
+from ephemeron.units import human_bytes, human_count, human_seconds, human_usd
 
 _LOOK_S = 0.5
 """Between two looks at a table on which another client works."""
@@ -84,6 +85,8 @@ class DurableMapJob:
         self._program = program
         self._known_at: tuple[int, Known] | None = None
         """Rows of the table, and the number of its state then."""
+        self._whole_now: Whole | None = None
+        """What is known of the source when it was computed whole."""
         self.function, self.callee, self.source, self.out, self.options = function, callee, source, out, options
         self._executor, self._on_failure, self._on_note = dict(executor), on_failure, on_note
         failure_limit(options.max_failures, 0)
@@ -103,6 +106,11 @@ class DurableMapJob:
                 f"{self.table.shown} holds the results of {owner}, and this is {callee.name}",
                 remedy="name another --out, or delete that folder",
             )
+
+    @property
+    def requirements(self) -> str | Path | None:
+        """File of what its functions need, named or found; None: there is none."""
+        return self._executor.get("requirements")
 
     # -- the call ----------------------------------------------------------------------------------------------
 
@@ -141,6 +149,8 @@ class DurableMapJob:
         began = time.monotonic()
         try:
             result = self._run()
+            if self.options.forget_superseded:
+                self._forget(result)
         finally:
             self.source.close()
         result.seconds = time.monotonic() - began
@@ -152,6 +162,7 @@ class DurableMapJob:
         again = self._other_client()
         whole = self._whole(mark)
         if whole is not None and self._is_written(whole):
+            self._whole_now = whole
             return MapResult(items=whole.items, recorded=whole.items, failed=whole.failed, table=self.table, _find=self._rows)
         found = scan(self.source)
         todo = self._todo(found)
@@ -251,6 +262,47 @@ class DurableMapJob:
             raise JobError(f"no item has the key {sorted(left)[0]!r:.80}", remedy="see the column `key` of the table of results")
         return chosen
 
+    def _forget(self, result: MapResult) -> None:
+        """Drops rows of which another row of the same key counts: that of this call, or for keys that it has not the last one."""
+        rows = self._rows()
+        if result.stopped or (rows < 0).any():
+            self._on_note("nothing is forgotten: not all items have results")
+            return
+        digests = [hashlib.blake2b(key.encode(), digest_size=ID_BYTES - 1).digest() + b"." for key in self._column("key")]
+        keys = np.array(digests, f"S{ID_BYTES}")
+        kept, order = np.zeros(len(keys), bool), np.argsort(keys, kind="stable")
+        last = np.ones(len(keys), bool)
+        last[:-1] = keys[order][1:] != keys[order][:-1]
+        counted = np.unique(rows)
+        kept[order[last]] = True
+        kept[np.isin(keys, keys[counted])] = False
+        kept[counted] = True
+        whole = () if self._whole_now is None else (self._whole_now,)
+        unused = self._objects_beside()
+        try:
+            nbytes = 0 if kept.all() else self.table.forget(kept, whole=whole)
+        except TableTaken:
+            self._on_note(f"nothing is forgotten: another client works on {self.table.shown}")
+            return
+        result.forgotten = int((~kept).sum())
+        objects = self._delete_unused(unused)
+        more = f" and {human_count(objects, 'object')}" if objects else ""
+        self._on_note(
+            f"{human_count(result.forgotten, 'superseded row', grouped=True)}{more} forgotten, {human_bytes(nbytes)} less in {self.table.shown}"
+        )
+        self._known_at, result._rows = None, self._rows()
+
+    def _column(self, name: str) -> list[str]:
+        return [text for part in self.table.scan((name,)) for text in part.column(0).to_pylist()]
+
+    def _objects_beside(self) -> frozenset[str]:
+        """Names of the objects beside the table that rows may name."""
+        return frozenset()
+
+    def _delete_unused(self, there: frozenset[str]) -> int:
+        """Deletes those of these objects that no row names; returns how many."""
+        return 0
+
     # -- other clients -----------------------------------------------------------------------------------------
 
     def _other_client(self) -> str:
@@ -292,6 +344,7 @@ class DurableMapJob:
             out = "" if result.refused else self._out_state() or ""
             one = Whole(source=mark, code=self.callee.version, items=result.items, failed=result.failed, out=out)
             self.table.flush(whole=(*others, one)[-_MOST_WHOLE:])
+            self._whole_now = one
         return result
 
     def _write(self, result: MapResult, rows: NDArray[np.int64]) -> None:
@@ -333,6 +386,7 @@ def map_items(
     code_version: str = "",
     ignore_code_changes: bool = False,
     retry_failed: bool = False,
+    forget_superseded: bool = False,
     only: Sequence[str] = (),
     max_failures: int | str | None = None,
     backup: bool = False,
@@ -361,6 +415,8 @@ def map_items(
         code_version: in place of a digest of the function's sources.
         ignore_code_changes: results of other versions of the function count.
         retry_failed: items that have failed before are computed again.
+        forget_superseded: when all items have results, rows that these supersede are deleted: of other versions of the function, and of values that
+            items had before.
         only: keys of the items that are computed.
         max_failures: number, or share such as `"5%"`, of failed items above which it ends.
         backup: the slowest tasks at the end get a copy, which is paid for, too.
@@ -387,6 +443,7 @@ def map_items(
         code_version=code_version,
         ignore_code_changes=ignore_code_changes,
         retry_failed=retry_failed,
+        forget_superseded=forget_superseded,
         only=only,
         max_failures=max_failures,
         backup=backup,
@@ -422,6 +479,8 @@ def open_map(
         program: command that another client can give again.
     """
     o, executor = options, checked_executor(options, {"name": "map", **executor})
+    required = version_of(executor.get("requirements"))
+    executor = with_environment(function, executor, on_note)
     if callee is None:
         callee = inspect_callee(
             function,
@@ -429,6 +488,8 @@ def open_map(
             selection=Selection(include=tuple(executor.get("code_include", ())), exclude=tuple(executor.get("code_exclude", ()))),
             version=o.code_version,
             seed=o.seed,
+            requirements=required,
+            platform=executor.get("platform") or "local",
         )
     source = open_source(items, ItemColumns(key=o.key, cost=o.cost_column, needed=callee.needed), each_file=o.each_file)
     own = home() / "maps" / f"{callee.name.replace(':', '.')}-{_digest(callee.name, source.name, str(o.key))}"

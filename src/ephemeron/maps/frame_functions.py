@@ -10,11 +10,10 @@ from typing import Any
 
 from ephemeron.config.code_bundle import Selection
 from ephemeron.config.typed import near
-from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
 from ephemeron.executor.places import PlaceOptions, admitted
 from ephemeron.executor.programs import is_going_on
-from ephemeron.executor.shipping import name_of
+from ephemeron.executor.shipping import function_here, name_of
 from ephemeron.functions.deployed_packages import check_modules
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.functions.world import Simulation
@@ -48,6 +47,7 @@ def inspect_frame_function(
     options: MapOptions,
     executor: Mapping[str, Any],
     also: str = "",
+    requirements: str = "",
 ) -> FrameCallee:
     """What the signature and the sources of a function say.
 
@@ -58,23 +58,23 @@ def inspect_frame_function(
         otherwise: see `frame_of`.
         options, executor: of the map.
         also: what else its results depend on.
+        requirements: digest of those that the user names.
 
     Raises:
         JobError: there is no such function, or it takes other arguments.
     """
-    found = resolve(function, [Path.cwd()]) if isinstance(function, str) else function
+    found = function_here(function, executor.get("platform") or "local") if isinstance(function, str) else function
     if not callable(found):
         raise JobError(f"{found!r:.80} is a {type(found).__name__}, which cannot be called")
     name = function if isinstance(function, str) else name_of(found)
     named = _named_arguments(found, name, taken)
     kind = frame_of(found, frame, parameter=len(taken) - 1, otherwise=otherwise)
     selection = Selection(include=tuple(executor.get("code_include", ())), exclude=tuple(executor.get("code_exclude", ())))
+    more = f"{also} {kind}{f' seed {options.seed}' if 'rng' in named else ''}"
+    if requirements and not options.code_version:
+        more += f" requirements {requirements}"
     version = code_version(
-        found,
-        code=[Path(each) for each in executor.get("code", ())],
-        selection=selection,
-        also=f"{also} {kind}{f' seed {options.seed}' if 'rng' in named else ''}",
-        given=options.code_version,
+        found, code=[Path(each) for each in executor.get("code", ())], selection=selection, also=more, given=options.code_version
     )
     callee = Callee(name=name, version=version, has_rng="rng" in named)
     return FrameCallee(callee=callee, frame=kind, has_key="key" in named)

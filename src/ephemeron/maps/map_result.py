@@ -57,6 +57,8 @@ class MapResult:
     """Name of its run; empty: no function was needed."""
     bill: Bill | None = None
     backups: int = 0
+    forgotten: int = 0
+    """Rows that were deleted, see `forget_superseded`."""
     estimate: Estimate | None = None
     """Of the results of this call, with `until_width`; they include those of earlier calls."""
     seconds: float = 0.0

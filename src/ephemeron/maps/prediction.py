@@ -58,6 +58,7 @@ def predict_items(
             function_timeout_s=pool.function_timeout_s,
             prices=pool.prices,
             limits=pool.limits,
+            python=pool.python,
         )
         model = MapModel(
             workers,

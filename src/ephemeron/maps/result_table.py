@@ -2,20 +2,28 @@
 
     index/000017.json       the state: the shards that count, whose results they are, and who works on it. The highest number is valid
     rows/DIGEST.parquet     a shard: rows in the order in which they were recorded, named by its content
+    readers/NAME.json       who reads the table while it may change: until then nothing is deleted that it may read
 
 A state replaces the one before by a create-only put of the next number, so of two clients one goes on and the other one notices. A shard that
-no state names does not count, and is deleted by the next client. Small shards are merged, so their number grows with the logarithm of the rows.
+no state names does not count, and is deleted by the next client. Small shards are merged, so their number grows with the logarithm of the rows; of
+several rows of one item and one version those before the last one are dropped then. Rows of other versions and of values that an item had before stay until
+`forget` drops them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import os
 import random
+import secrets
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -28,13 +36,13 @@ from ephemeron.communication.channels.base import Channel
 from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.config.typed import build, plain
 from ephemeron.data.tables.arrow import pyarrow
-from ephemeron.errors import ChannelEmptied, DamagedObject, JobError, KeyExists, TableTaken
+from ephemeron.errors import ChannelEmptied, DamagedObject, EphemeronError, JobError, KeyExists, TableTaken
 
 T = TypeVar("T")
 Status = Literal["ok", "failed"]
 ID_BYTES = 16
 FORMAT = 1
-_INDEX, _ROWS = "index/", "rows/"
+_INDEX, _ROWS, _READERS = "index/", "rows/", "readers/"
 MOST_IN_SHARD, MOST_BYTES = 1 << 15, 4 << 20
 """Rows and bytes; larger shards are not merged any more."""
 _MERGED, _LARGE = 8, 99
@@ -257,15 +265,51 @@ class ResultTable:
             shards.append(self._store(_table(self._rows)))
         while (mergeable := _to_merge(shards)) is not None:
             pa = pyarrow("maps")
-            merged = self._store(pa.concat_tables([self._read(shard, _schema().names) for shard in shards[mergeable]]))
+            together = pa.concat_tables([self._read(shard, _schema().names) for shard in shards[mergeable]])
             old += [shard.key for shard in shards[mergeable]]
-            shards[mergeable] = [merged]
+            shards[mergeable] = [self._store(together.filter(pa.array(_counts(together))))]
+        self._put_state(shards, old, **changes)
+
+    def forget(self, kept: NDArray[np.bool_], **changes: Any) -> int:
+        """Drops rows. Nothing of them is read any more, but by those who have announced it.
+
+        Args:
+            kept: of all rows, in their order, which of them stay.
+            changes: of the state.
+
+        Returns:
+            Bytes of the shards that are less.
+
+        Raises:
+            TableTaken, ChannelError: see `flush`; no row is dropped.
+        """
+        pa = pyarrow("maps")
+        shards: list[Shard] = []
+        old: list[str] = []
+        at = 0
+        for shard in self.state.shards:
+            here = kept[at : at + shard.rows]
+            at += shard.rows
+            if here.all():
+                shards.append(shard)
+                continue
+            old.append(shard.key)
+            if here.any():
+                shards.append(self._store(self._read(shard, _schema().names).filter(pa.array(here))))
+        before = sum(shard.nbytes for shard in self.state.shards)
+        self._put_state(shards, old, **changes)
+        return before - sum(shard.nbytes for shard in shards)
+
+    def _put_state(self, shards: Sequence[Shard], old: Sequence[str], **changes: Any) -> None:
         state = replace(self.state, **changes, shards=tuple(shards), number=self.state.number + 1)
         data = json.dumps(plain(state)).encode()
 
         async def put(channel: Channel) -> None:
             await channel.put(_index_key(state.number), [data], create=True)
-            stale = [_index_key(self.state.number), *old] if self.state.number else old
+            valid = {shard.key for shard in shards}
+            stale = [_index_key(self.state.number)] if self.state.number else []
+            if old and not await _has_readers(channel):
+                stale += [key for key in old if key not in valid]
             if stale:
                 await channel.delete(stale)
 
@@ -290,11 +334,74 @@ class ResultTable:
         valid = {shard.key for shard in self.state.shards} | {_index_key(self.state.number)}
 
         async def remove(channel: Channel) -> None:
+            if await _has_readers(channel):
+                return
             there = [*await channel.list(_ROWS), *(key for key in await channel.list(_INDEX) if key < _index_key(self.state.number))]
             if strays := [key for key in there if key not in valid]:
                 await channel.delete(strays)
 
         _call(self.address, remove)
+
+    def has_readers(self) -> bool:
+        """Whether another process reads the table; see `reading`."""
+        return _call(self.address, _has_readers)
+
+
+@contextmanager
+def reading(address: str) -> Iterator[None]:
+    """Inside, no client deletes what the table at an address had at the beginning. Where nothing can be written there, it may be deleted.
+
+    Args:
+        address: of a table, which is opened inside.
+    """
+    key = f"{_READERS}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.json"
+    ends = threading.Event()
+
+    def announce() -> None:
+        with contextlib.suppress(EphemeronError):
+            _call(address, lambda channel: channel.put(key, [json.dumps({"seen_at": time.time()}).encode()]))
+
+    def beat() -> None:
+        while not ends.wait(BEAT_S):
+            announce()
+
+    announce()
+    thread = threading.Thread(target=beat, name="ephemeron-reading", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+        with contextlib.suppress(EphemeronError):
+            _call(address, lambda channel: channel.delete([key]))
+
+
+async def _has_readers(channel: Channel) -> bool:
+    """Whether a reader has been seen lately. Those of processes that were killed are forgotten."""
+    gone, has_some = [], False
+    for key in await channel.list(_READERS):
+        seen_at = 0.0
+        data = await channel.fetch(key)
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            seen_at = 0.0 if data is None else float(json.loads(bytes(data))["seen_at"])
+        if time.time() - seen_at < SILENT_S:
+            has_some = True
+        else:
+            gone.append(key)
+    if gone:
+        await channel.delete(gone)
+    return has_some
+
+
+def _counts(table: Any) -> NDArray[np.bool_]:
+    """Which of some rows are the last ones of their items and versions."""
+    found: dict[tuple[bytes, str], int] = {}
+    for n, one in enumerate(zip(table.column("id").to_pylist(), table.column("code").to_pylist(), strict=True)):
+        found[one] = n
+    counts = np.zeros(table.num_rows, bool)
+    counts[list(found.values())] = True
+    return counts
 
 
 _CACHED_BYTES = 64 << 20

@@ -195,6 +195,8 @@ async def _until_driven(folder: RunFolder, header: RunHeader, records: DriverRec
             first.cancel()
             return
         if first.done() and first.result().status not in ("ok",):
+            if (await records.look()).is_over:  # the other one has driven a short run to its end
+                return
             break
         await asyncio.sleep(_LOOK_S if header.platform not in CLOUDS else _REMOTE_LOOK_S)
     why = f": {first.result().error.strip().splitlines()[-1:]}" if first.done() else f" within {_START_S:g} s"

@@ -38,6 +38,7 @@ def run_probe(
     cwd: Path,
     most_s: float,
     quota_mb: int = 0,
+    python: str = "",
     on_wait: Callable[[float], None] = lambda waited_s: None,
 ) -> Probed:
     """Runs a program until it ends, or is killed.
@@ -48,11 +49,12 @@ def run_probe(
         cwd: its working folder, which is made.
         most_s: longest time, seconds.
         quota_mb: most resident memory, MiB; 0: any.
+        python: interpreter; empty: that of this process.
         on_wait: called several times a second while it runs, with the seconds so far.
     """
     cwd.mkdir(exist_ok=True)
     process = subprocess.Popen(
-        own_processes.command(program, *arguments),
+        own_processes.command(program, *arguments, python=python),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ephemeron.config.toml import parse_toml, toml_text
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError
+from ephemeron.executor.environment import seen_by_client
 from ephemeron.tuning.engine import OnTrial
 from ephemeron.tuning.folder import StudyFolder, folder_of
 from ephemeron.tuning.objective import named
@@ -20,7 +21,10 @@ from ephemeron.tuning.study_file import PrunerSpec, parse_study
 if TYPE_CHECKING:
     from ephemeron.functions.async_invoke.provider import Settings
 
-_OF_FUNCTIONS = ("platform", "channel", "memory_mb", "function_timeout_s", "timeout_s", "retries", "code_include", "code_exclude", "prices")
+_OF_FUNCTIONS = (
+    *("platform", "channel", "memory_mb", "function_timeout_s", "timeout_s", "retries", "code_include", "code_exclude", "requirements"),
+    "prices",
+)
 """Options that are keys of the table `[objective]`."""
 
 
@@ -72,7 +76,7 @@ def tune(
         labels: names and values by which the study is found; see `runs.labels`.
         on_trial: called with every trial that has begun or ended.
         functions: `platform` (`local`), `channel`, `memory_mb`, `function_timeout_s`, `timeout_s` (of a trial), `retries` (2: times that a
-            trial begins again whose function died), `code_include`, `code_exclude`, `prices`.
+            trial begins again whose function died), `code_include`, `code_exclude`, `requirements`, `prices`.
 
     Returns:
         The study, of which `best` is the best trial, with its `value` and `parameters`.
@@ -125,11 +129,12 @@ def study_of(
         JobError: one of them is refused, or has changed since the study began.
         MissingExtra: Optuna is not installed.
     """
+    seen_by_client(options.get("requirements"), options.get("platform") or "local")
     target, folders = named(objective, [Path(folder) for folder in code])
     given = {key: value for key, value in options.items() if value is not None and value != ()}
     table = {"function": target, "code": folders, **{key: given.pop(key) for key in _OF_FUNCTIONS if key in given}}
-    if "prices" in table:
-        table["prices"] = str(Path(table["prices"]).absolute())
+    for key in {"prices", "requirements"} & table.keys():
+        table[key] = str(Path(table[key]).absolute())
     raw = {"name": name or _name_of(objective), "concurrency": max_workers, **given, "objective": table, "space": space}
     try:
         text = toml_text(_plain(raw))

@@ -37,6 +37,8 @@ class ObjectiveSpec(Typed):
     """Patterns of files that are sent in any case."""
     code_exclude: tuple[str, ...] = ()
     """Patterns of files and folders that are not sent."""
+    requirements: Path | None = None
+    """File of packages that functions have beside those installed here; None: there is none."""
     platform: str = "local"
     """On which its functions run."""
     channel: str = "folder"

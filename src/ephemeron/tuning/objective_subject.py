@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ephemeron.config.code_bundle import Selection
 from ephemeron.config.typed import plain
 from ephemeron.errors import JobError
+from ephemeron.executor.environment import python_of, seen_by_client
 from ephemeron.executor.item_trial import RUN
 from ephemeron.executor.map_prediction import Workers, predict_calls
 from ephemeron.executor.places import PlaceOptions, address_of, admitted
@@ -83,6 +84,7 @@ class ObjectiveSubject:
                 "the objective of this study is a function of a program, which is not here", remedy="go on with it there: resume=True"
             )
         folder = None if self._file.path is None else self._file.path.parent
+        seen_by_client(self.spec.requirements, self.platform)
         found = objective_of(self._file.function or find_function(self.spec, folder), [p.key for p in self._file.space])
         if self._file.spec.pruner.name != "none" and not found.form.trial:
             raise JobError(
@@ -127,7 +129,9 @@ class ObjectiveSubject:
             lifetime_s=self.spec.function_timeout_s or 0.0,
             settings=location,
         )
-        self._admitted = admitted(asked, run)
+        options, secrets, limits = admitted(asked, run)
+        python = python_of(self.spec.requirements, self.platform, limits, is_taken_over=run is not None)
+        self._admitted = replace(options, python=python), secrets, limits
         return self._admitted
 
     def check(self, location: Settings | None) -> None:
@@ -184,6 +188,7 @@ class ObjectiveSubject:
                 function_timeout_s=options.lifetime_s,
                 prices=self._prices(),
                 limits=limits,
+                python=options.python,
             ),
             shipment,
             calls,

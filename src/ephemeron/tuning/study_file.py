@@ -173,7 +173,10 @@ class StudyFile:
             value = {"study": {k: v for k, v in known.items() if v is not None or k not in _LATER}, "job": self.job.document}
         else:
             code = tuple(Path(folder.name) for folder in self.spec.objective.code)
-            value = {"study": plain(dataclasses.replace(self.spec, objective=dataclasses.replace(self.spec.objective, code=code)))}
+            known = plain(dataclasses.replace(self.spec, objective=dataclasses.replace(self.spec.objective, code=code)))
+            if known["objective"]["requirements"] is None:
+                del known["objective"]["requirements"]
+            value = {"study": known}
         return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
     @property
@@ -258,6 +261,9 @@ def _objective_of(spec: StudySpec, raw: Mapping[str, Any], *, folder: Path, wher
     o = spec.objective
     assert o is not None
     found = dataclasses.replace(
-        o, code=tuple(folder / path.expanduser() for path in o.code), prices=None if o.prices is None else folder / o.prices.expanduser()
+        o,
+        code=tuple(folder / path.expanduser() for path in o.code),
+        prices=None if o.prices is None else folder / o.prices.expanduser(),
+        requirements=None if o.requirements is None else folder / o.requirements.expanduser(),
     )
     return dataclasses.replace(spec, objective=found, metric=spec.metric if "metric" in raw else VALUE)

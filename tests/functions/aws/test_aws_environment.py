@@ -111,7 +111,8 @@ def test_what_is_not_deployed_is_not_there(functions: Callable[..., list[str]]) 
     where = functions()
     done = invoke("map", "late:dig", "--items", "items.jsonl", "--out", "out.jsonl", "--retries", "0", *where)
     assert done.exit_code == 1, done.output
-    assert "ModuleNotFoundError: No module named 'scipy'" in done.output
+    assert "ModuleNotFoundError: No module named 'scipy'; put scipy==" in done.output
+    assert "into a file of requirements, and run: ephemeron cloud deploy aws … --requirements FILE" in done.output
 
 
 def test_scikit_learn_through_a_file_of_requirements(functions: Callable[..., list[str]]) -> None:
@@ -125,7 +126,11 @@ def test_scikit_learn_through_a_file_of_requirements(functions: Callable[..., li
     assert refused.exit_code == 2
     assert "fits imports sklearn, which functions on aws do not have; put scikit-learn into" in " ".join(refused.output.split())
     Path("more.txt").write_text("scikit-learn\n")
-    done = invoke(*asked, *functions("--requirements", "more.txt"))
+    refused = invoke(*asked, "--requirements", "more.txt", *functions())
+    assert refused.exit_code == 2
+    words = "more.txt names scikit-learn, which functions on aws do not have; run: ephemeron cloud deploy aws … --requirements more.txt"
+    assert words in " ".join(refused.output.split())
+    done = invoke(*asked, "--requirements", "more.txt", *functions("--requirements", "more.txt"))
     assert done.exit_code == 0, done.output
     assert [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()] == pytest.approx([1.0, 2.0, 3.0])
 

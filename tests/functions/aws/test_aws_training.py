@@ -511,6 +511,44 @@ def test_a_map_is_driven_there_without_a_client_though_its_driver_is_killed(
     check_detached_map(where(world), place, monkeypatch)
 
 
+def test_predictions_of_groups_are_driven_there(world: World, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas", reason="groups are given as frames")
+    monkeypatch.setattr(detached, "CLOUD_BEAT_S", detached.BEAT_S)
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(place)
+    (place / "means_there.py").write_text(
+        "def fit(group):\n    return float(group['y'].mean())\n\n\ndef mean(model, group):\n    return [model] * len(group)\n"
+    )
+    (place / "sales.csv").write_text("store,y\n" + "".join(f"{'abc'[n % 3]},{n}\n" for n in range(30)))
+    models = f"{world.channels['objects']}/models"
+    fitted = CliRunner().invoke(
+        main, ["fit-groups", "sales.csv", "--by", "store", "--fit", "means_there:fit", "--out", models, "--max-workers", "1", *where(world)]
+    )
+    assert fitted.exit_code == 0, fitted.output
+    command = [
+        "predict-groups",
+        models,
+        "--data",
+        "sales.csv",
+        "--out",
+        "out.csv",
+        "--predict",
+        "means_there:mean",
+        "--max-workers",
+        "1",
+        *where(world),
+    ]
+    run = detach(*command, "--results", f"{world.channels['objects']}/predicted")
+    for name in ("means_there.py", "sales.csv"):
+        (place / name).unlink()
+    assert attach(run).summary.status == "finished"
+    found = [line.split(",") for line in (place / "out.csv").read_text().splitlines()[1:]]
+    assert [float(value) for _, _, value in found] == [float(13.5 + n % 3) for n in range(30)]
+    refused = CliRunner().invoke(main, ["predict-groups", "models", *command[2:], "--detach"])
+    assert refused.exit_code == 2
+    assert "models is on this machine, and functions drive the run; fit the groups to s3://bucket/prefix" in refused.stderr
+
+
 def test_a_run_that_is_driven_there_is_stopped_and_taken_back_by_a_client(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detached, "CLOUD_BEAT_S", detached.BEAT_S)
     c = configure(world.job, **world.configured())

@@ -44,7 +44,7 @@ def clean(
     A run that was stopped or has failed cannot be resumed afterwards. Channels on a parameter server end with their run.
 
     With --all also what is no result and has no owner that lives: folders of executors, sessions and profiles, code of
-    programs that no run names, matrices without a name, and staging files in stores.
+    programs that no run names, packages of functions (--requirements) that none uses, matrices without a name, and staging files in stores.
     """
     if as_json and not dry_run:
         raise UserError("--json is for --dry-run")

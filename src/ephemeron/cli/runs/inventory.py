@@ -1,7 +1,7 @@
 """Everything that there is of ephemeron on this machine and in a store, with sizes and owners, and what of it may go.
 
 What may go belongs to nobody that lives and is no result: folders of executors, sessions and profiles whose processes have ended, code of programs that
-no run names, matrices without a name or an owner, staging files of puts that never ended. Runs, studies, measurements, matrices with names and datasets stay.
+no run names, environments of functions that none uses, matrices without a name or an owner, staging files of puts that never ended. Runs, studies, measurements, matrices with names and datasets stay.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from urllib.parse import unquote, urlparse
 from ephemeron.communication.channels import open_channel
 from ephemeron.communication.channels.base import SupportsSizes
 from ephemeron.communication.object_frame import MAGIC
-from ephemeron.config.paths import bytes_below, datasets_store, home, present, statuses
+from ephemeron.config.paths import ENVIRONMENTS, bytes_below, datasets_store, home, present, statuses
 from ephemeron.errors import EphemeronError
+from ephemeron.functions.environments.local_environment import is_used, remove_environment, used_at
 from ephemeron.functions.local import is_hosted
 from ephemeron.runs import cleanup, folders
 from ephemeron.runs.folders import RunFolder
@@ -70,6 +71,7 @@ def inventory(stores: Iterable[str] = (), *, runs: bool = True) -> list[Item]:
         *_scratch(root / "profiling", "profile run"),
         *_scratch(root / "sessions", "session"),
         *_programs(root / "programs"),
+        *_environments(root / ENVIRONMENTS),
     ]
     listed = {folder.path.resolve() for folder in folders.all_runs()}
     found += [
@@ -78,7 +80,7 @@ def inventory(stores: Iterable[str] = (), *, runs: bool = True) -> list[Item]:
         if p.resolve() not in listed
     ]
     found += _matrices(None)
-    seen = {"runs", "tasks", "sessions", "profiling", "programs", "studies", "matrices"}
+    seen = {"runs", "tasks", "sessions", "profiling", "programs", "studies", "matrices", ENVIRONMENTS}
     for path in sorted(root.iterdir()) if root.is_dir() else ():
         if path.name not in seen and str(path.absolute()) != datasets_store():
             found.append(_whole(path, _KEPT.get(path.name, "")))
@@ -100,6 +102,9 @@ def remove(items: Collection[Item]) -> list[str]:
             if item.kind == "staging":
                 for each in _staged(item.place, item.name):
                     each.unlink(missing_ok=True)
+            elif item.kind == "environment":
+                if not remove_environment(path):
+                    problems.append(f"environment {item.name}: it is in use")
             elif path.is_dir() and (busy := _busy(path)):
                 problems.append(f"{item.kind} {item.name}: {busy}")
             elif path.is_dir():
@@ -156,6 +161,13 @@ def _programs(folder: Path) -> Iterator[Item]:
         yield Item(
             kind="program", name=path.name, place=str(path), nbytes=bytes_below(path), owner=user or "nobody", kept=user or _busy(path)
         )
+
+
+def _environments(folder: Path) -> Iterator[Item]:
+    """Packages of functions of this machine: they are installed again when they are needed."""
+    for path in _folders(folder):
+        busy = "it is in use" if is_used(path) else "it was used within the hour" if time.time() - used_at(path) < _YOUNG_S else ""
+        yield Item(kind="environment", name=path.name, place=str(path), nbytes=bytes_below(path), owner=busy or "nobody", kept=busy)
 
 
 def _matrices(store: str | None) -> Iterator[Item]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 
-from ephemeron.cli.bounds import bounded, code_options, label_option
+from ephemeron.cli.bounds import bounded, code_options, label_option, requirements_option
 from ephemeron.cli.clouds import cloud_settings, place_options, taken
 from ephemeron.cli.predictions import dry_run_option, show_prediction
 from ephemeron.cli.runs.commands import detach_option, show_detached
@@ -79,6 +79,7 @@ def _objective_options(command: F) -> F:
                 help="Folder to search and to send along, beside that of the module (repeatable).",
             ),
             code_options,
+            requirements_option,
             click.option("--prices", type=click.Path(path_type=Path), help="Price file instead of the built-in prices."),
         )
     ):
@@ -88,7 +89,7 @@ def _objective_options(command: F) -> F:
 
 _OF_OBJECTIVE = (
     *("space", "trials", "metric", "mode", "sampler", "pruner", "seed", "name", "memory_mb", "timeout_s", "function_timeout_s", "retries"),
-    *("max_failures", "deadline_s", "code", "code_include", "code_exclude", "prices"),
+    *("max_failures", "deadline_s", "code", "code_include", "code_exclude", "requirements", "prices"),
 )
 """Arguments of the command that belong to `--objective`."""
 

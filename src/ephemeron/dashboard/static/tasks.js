@@ -39,7 +39,8 @@ export function mount(root) {
       const work = d.is_running || q
         ? [one("Waiting tasks", q ? count(q.ready) : "–", q && q.closed ? "no more will come" : ""), one("Leased tasks", q ? count(q.leased) : "–")]
         : [one("Tasks", count(r.tasks), r.tasks === null ? "only its client knew" : ""), one("Without a result", count(r.failed === null ? null : r.failed + r.cancelled), [r.failed && count(r.failed) + " failed", r.cancelled && count(r.cancelled) + " cancelled"].filter(Boolean).join(", "))];
-      if (d.items) work.push(one("Items per second", count(d.items.items_per_s), count(d.items.items) + " in all, " + count(d.items.recorded) + " recorded before"));
+      if (d.items) work.push(one("Items per second", count(d.items.items_per_s), count(d.items.items) + " in all, " + count(d.items.recorded) + " recorded before"),
+        one("Cost per item", d.items.item_usd === null ? "–" : usd(d.items.item_usd), d.items.failures ? count(d.items.failures) + " failed" : "none failed"));
       tiles.replaceChildren(...work, one("Functions", count(d.is_running ? d.executors : d.invocations), d.is_running ? count(d.invocations) + " invocations" : d.failed ? count(d.failed) + " ended badly" : "all ended well"),
         one("Cost", usd(d.cost_usd), d.cost_usd === null ? "no prices" : d.budget_usd ? "of " + usd(d.budget_usd) : count(d.gb_seconds) + " GB-s"), one("Time", seconds(d.seconds)));
       about.textContent = d.is_running && !q ? "The queue is in " + (d.channel || "a channel elsewhere") + ", so its depth is not known here." : "";

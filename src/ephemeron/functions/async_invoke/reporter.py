@@ -278,7 +278,7 @@ class InvocationReporter:
             now = time.monotonic()
             if now >= look_at:
                 look_at = now + every_s
-                if not self._closing and await self._is_cancelled(channel):
+                if not self._closing and await self._is_cancelled(channel) and not self._closing:
                     await self._end(channel, "cancelled", "cancelled")
             if now >= self._deadline and not self._closing:
                 text = f"killed at its lifetime limit of {self._lifetime_s:g} s"

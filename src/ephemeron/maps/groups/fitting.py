@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
+from ephemeron.executor.environment import version_of, with_environment
 from ephemeron.executor.programs import Program
 from ephemeron.executor.shipping import Adapted
 from ephemeron.maps.computing import MapOptions
@@ -21,7 +23,7 @@ from ephemeron.maps.frames import Frame
 from ephemeron.maps.groups.calls import GroupCall, fit_group
 from ephemeron.maps.groups.grouping import Grouping, find_grouping, group_table, remove_others
 from ephemeron.maps.groups.keys import chosen
-from ephemeron.maps.groups.models import GroupFit, ModelObjects, read_fit, write_fit
+from ephemeron.maps.groups.models import MODELS, GroupFit, ModelObjects, read_fit, write_fit
 from ephemeron.maps.groups.source import GroupSource
 from ephemeron.maps.groups.table_data import EXTRA, open_table
 from ephemeron.maps.map_result import Failure, MapResult
@@ -60,11 +62,12 @@ def inspect_group_function(
     options: MapOptions,
     executor: Mapping[str, Any],
     also: str = "",
+    requirements: str = "",
 ) -> GroupCallee:
     """What the signature and the sources of a function of groups say.
 
     Args:
-        function, frame, before, otherwise, options, executor, also: see `inspect_frame_function`.
+        function, frame, before, otherwise, options, executor, also, requirements: see `inspect_frame_function`.
         stream: whether it is given the parts of a group.
 
     Raises:
@@ -78,6 +81,7 @@ def inspect_group_function(
         options=options,
         executor=executor,
         also=f"{also} stream" if stream else also,
+        requirements=requirements,
     )
     return GroupCallee(callee=found.callee, frame=found.frame, has_key=found.has_key, is_streamed=stream)
 
@@ -184,6 +188,19 @@ class GroupFitJob(GroupJob):
             grouping=about.name,
         )
 
+    def _objects_beside(self) -> frozenset[str]:
+        return frozenset(self._beside.sizes(MODELS))
+
+    def _delete_unused(self, there: frozenset[str]) -> int:
+        used = {json.loads(text).get("object") for text in self._column("result") if text}
+        unused = there - used
+        number = self.table.state.number
+        self.table.refresh()
+        if not unused or self.table.state.number != number or self.table.has_readers():  # the next call deletes them
+            return 0
+        self._beside.delete(sorted(unused))
+        return len(unused)
+
     def _run(self) -> MapResult:
         if read_fit(self._beside) is None:
             write_fit(self._beside, self._fit)  # what there will be is found, however this ends
@@ -222,8 +239,10 @@ def open_fit_groups(
     executor = checked_executor(options, {"name": "fit-groups", **executor})
     place = table_place(f"{str(out).rstrip('/')}/", "")
     objects = Objects(place)
+    required = version_of(executor.get("requirements"))
+    executor = with_environment(function, executor, on_note)
     if callee is None:
-        callee = inspect_group_function(function, frame=frame, stream=stream, options=options, executor=executor)
+        callee = inspect_group_function(function, frame=frame, stream=stream, options=options, executor=executor, requirements=required)
     memory_mb = checked_place(objects.place(""), callee.frame, executor)
     if grouping:
         found = find_grouping(objects, grouping)
@@ -278,8 +297,8 @@ def fit_groups(
         stream: whether `fit` takes an iterator over parts of a group, for groups that are larger than a function's memory.
         deadline_s: see `map_items`.
         on_failure, on_note: called with each group that fails, and with lines for the user.
-        options: `only`, `retry_failed`, `code_version`, `ignore_code_changes`, `max_failures`, `backup`, `max_per_second`, `max_concurrent` and `seed`
-            of `map_items`, and those of `FunctionExecutor`.
+        options: `only`, `retry_failed`, `forget_superseded`, `code_version`, `ignore_code_changes`, `max_failures`, `backup`, `max_per_second`,
+            `max_concurrent` and `seed` of `map_items`, and those of `FunctionExecutor`.
 
     Returns:
         How it has ended. `ephemeron.maps.GroupModels.open(out)` has the models.

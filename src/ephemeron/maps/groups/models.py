@@ -34,6 +34,8 @@ from ephemeron.user_code import line_of, unpickled
 INLINE_BYTES = 64 << 10
 """Largest model in the table. Tasks are sent with it, and thousands of them wait in the client's memory."""
 _FIT = "fit.json"
+MODELS = "models/"
+"""Beginning of the names of larger models."""
 _FORMAT = 1
 _TAKEN = 1000
 """Rows that are read at a time."""
@@ -95,7 +97,7 @@ class ModelObjects:
         if text is None or data is None or len(data) <= INLINE_BYTES:
             return text, data
         about = json.loads(text)
-        about["object"] = f"models/{about['digest']}.pickle"
+        about["object"] = f"{MODELS}{about['digest']}.pickle"
         self._objects.put(about["object"], data)
         return json.dumps(about), None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -16,6 +17,7 @@ from ephemeron.config.typed import near
 from ephemeron.config.user_code import resolve
 from ephemeron.data.tables.table_file import TABLES
 from ephemeron.errors import JobError
+from ephemeron.executor.environment import version_of, with_environment
 from ephemeron.executor.programs import Program
 from ephemeron.maps.code_version import code_version
 from ephemeron.maps.computing import MapOptions
@@ -24,9 +26,9 @@ from ephemeron.maps.frame_functions import checked_place, split_options
 from ephemeron.maps.frames import PREDICTION
 from ephemeron.maps.groups.calls import call_predict, predict_group
 from ephemeron.maps.groups.division import POSITION
-from ephemeron.maps.groups.fitting import GroupJob, inspect_group_function
+from ephemeron.maps.groups.fitting import GroupCallee, GroupJob, inspect_group_function
 from ephemeron.maps.groups.group_rows import read_column
-from ephemeron.maps.groups.grouping import group_table, remove_others
+from ephemeron.maps.groups.grouping import Grouping, find_grouping, group_table, remove_others
 from ephemeron.maps.groups.joining import write_joined
 from ephemeron.maps.groups.keys import kind_of_key
 from ephemeron.maps.groups.models import GroupModels
@@ -35,7 +37,10 @@ from ephemeron.maps.groups.table_data import TableData, open_table
 from ephemeron.maps.map_result import Failure, MapResult
 from ephemeron.maps.objects import Objects
 from ephemeron.maps.outputs import check_file, table_place
+from ephemeron.maps.result_table import latest, reading
 
+_DEFAULT = f"{call_predict.__module__}:{call_predict.__qualname__}"
+"""By its name a function is found again as it was sent, with the code of the models, where a command is given again."""
 _TAKEN = 256
 """Groups whose predictions are read at a time."""
 
@@ -55,9 +60,9 @@ class GroupPredictJob(GroupJob):
 
     source: ModelledGroupSource
 
-    def __init__(self, *args: Any, data: TableData, path: Path, unknown: Unknown, **options: Any) -> None:
+    def __init__(self, *args: Any, data: TableData, path: Path, unknown: Unknown, reader: contextlib.ExitStack, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._data, self._path, self.unknown = data, path, unknown
+        self._data, self._path, self.unknown, self._reader = data, path, unknown, reader
         self.columns: list[str] = []
         """Of the predictions, when they are written."""
 
@@ -73,7 +78,12 @@ class GroupPredictJob(GroupJob):
                 remove_others(self.source.grouping.objects, self.source.grouping.manifest)
             return result
         finally:
-            self._data.close()
+            self.close()
+
+    def close(self) -> None:
+        """Ends what it has begun when it was opened; `run` does so, too."""
+        self._data.close()
+        self._reader.close()
 
     def _predicted(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], bytes]]:
         """Numbers of the rows of each group that has predictions, and these."""
@@ -105,57 +115,104 @@ def open_predict_groups(
     executor: Mapping[str, Any],
     on_failure: Callable[[Failure], None] = lambda failure: None,
     on_note: Callable[[str], None] = lambda text: None,
+    callee: GroupCallee | None = None,
+    grouping: str = "",
     program: Program | None = None,
 ) -> GroupPredictJob:
     """Predictions of groups that have not begun, but that the table is divided; see `predict_groups`.
 
     Args:
         executor: options of `FunctionExecutor`.
+        callee: of a command that is given again, where its function may not be.
+        grouping: name of the groups of such a command.
         program: command that another client can give again.
     """
     executor = checked_executor(options, {"name": "predict-groups", **executor})
     known = models if isinstance(models, GroupModels) else GroupModels.open(models)
     if not len(known):
         raise JobError(f"no group of {known.objects.place('')} has a model", remedy="run: ephemeron fit-groups")
+    with contextlib.ExitStack() as refused:
+        reader = refused.enter_context(contextlib.ExitStack())  # what the predictions read stays until they are computed
+        reader.enter_context(reading(known.table.address))
+        if not isinstance(models, GroupModels) and latest(known.table.address).number != known.table.state.number:
+            known = GroupModels.open(models)
+        job = _job(
+            known,
+            data,
+            out=out,
+            function=function,
+            frame=frame,
+            options=options,
+            executor=executor,
+            on_failure=on_failure,
+            on_note=on_note,
+            callee=callee,
+            grouping=grouping,
+            program=program,
+            reader=reader,
+        )
+        refused.pop_all()
+    return job
+
+
+def _job(
+    known: GroupModels,
+    data: Any,
+    *,
+    out: str | Path,
+    function: Callable[..., Any] | str | None,
+    frame: str | None,
+    options: MapOptions,
+    executor: dict[str, Any],
+    on_failure: Callable[[Failure], None],
+    on_note: Callable[[str], None],
+    callee: GroupCallee | None,
+    grouping: str,
+    program: Program | None,
+    reader: contextlib.ExitStack,
+) -> GroupPredictJob:
     path = _checked_out(out, data)
     executor["code"] = [*executor.get("code", ()), *_folder_of(known.fit.function)]
     function = call_predict if function is None else function
-    callee = inspect_group_function(
-        function,
-        frame=frame or (known.fit.frame if function is call_predict else None),
-        before=("model",),
-        otherwise=known.fit.frame,
-        options=options,
-        executor=executor,
-        also=_code_of(known.fit.function),
-    )
+    required = version_of(executor.get("requirements"))
+    executor = with_environment(known.fit.function if function is call_predict else function, executor, on_note)
+    if callee is None:
+        callee = inspect_group_function(
+            function,
+            frame=frame or (known.fit.frame if function is call_predict else None),
+            before=("model",),
+            otherwise=known.fit.frame,
+            options=options,
+            executor=executor,
+            also=_code_of(known.fit.function),
+            requirements=required,
+        )
     place = table_place(str(path), "") if options.results is None else table_place(f"{str(options.results).rstrip('/')}/", "")
     objects = Objects(place)
     memory_mb = checked_place(objects.place(""), callee.frame, executor, option="--results")
     table = open_table(data)
     _check_columns(table, known, is_default=function is call_predict)
-    wanted = {column.name: column.type for column in known.fit.columns}
-    grouping = group_table(table, known.by, objects, positions=True, wanted=wanted, on_note=on_note)
-    keys = grouping.index.column("key").to_pylist()
+    groups = _groups(table, known, objects, grouping, on_note)
+    keys = groups.index.column("key").to_pylist()
     recorded = known.recorded(keys)
     if any(about is not None and "object" in about for about in recorded):
         checked_place(known.objects.place(""), callee.frame, executor)
     digests = ["" if about is None else about["digest"] for about in recorded]
-    unknown = _unknown(grouping.index, digests)
+    unknown = _unknown(groups.index, digests)
     if not any(digests):
         raise JobError(
             f"no group of {table.name} has a model in {known.objects.place('')}", remedy=f"it has models of such as {next(iter(known))}"
         )
     source = ModelledGroupSource(
-        grouping,
-        callee.call(grouping),
+        groups,
+        callee.call(groups),
         name=table.name,
-        fingerprint=f"{grouping.manifest.name} {known.fingerprint()}",
+        fingerprint=f"{groups.manifest.name} {known.fingerprint()}",
         models=digests,
         fetch=lambda rows: known.sent([keys[row] for row in rows]),
     )
     return GroupPredictJob(
-        function,
+        _DEFAULT if function is call_predict else function,
         predict_group,
         callee,
         source,
@@ -169,7 +226,25 @@ def open_predict_groups(
         data=table,
         path=path,
         unknown=unknown,
+        reader=reader,
     )
+
+
+def _groups(table: TableData, models: GroupModels, objects: Objects, name: str, on_note: Callable[[str], None]) -> Grouping:
+    """Groups of the rows; of a command that is given again those that it had.
+
+    Raises:
+        JobError: these are gone, or the table has changed since.
+    """
+    if not name:
+        wanted = {column.name: column.type for column in models.fit.columns}
+        return group_table(table, models.by, objects, positions=True, wanted=wanted, on_note=on_note)
+    found = find_grouping(objects, name)
+    if found is None:
+        raise JobError(f"{objects.place(f'groups/{name}')} is gone", remedy="give the command again")
+    if table.digest() != found.manifest.data:
+        raise JobError(f"{table.name} has changed since the run began", remedy="give the command again")
+    return found
 
 
 def predict_groups(
@@ -209,11 +284,12 @@ def predict_groups(
     job = open_predict_groups(
         models, data, out=out, function=predict, frame=frame, options=own, executor=executor, on_failure=on_failure, on_note=on_note
     )
-    if job.unknown.rows:
-        on_note(told_of_unknown(job.unknown))
-    if deadline_s is not None:
-        job.plan(deadline_s)
-    return job.run()
+    with contextlib.closing(job):
+        if job.unknown.rows:
+            on_note(told_of_unknown(job.unknown))
+        if deadline_s is not None:
+            job.plan(deadline_s)
+        return job.run()
 
 
 def told_of_unknown(unknown: Unknown) -> str:

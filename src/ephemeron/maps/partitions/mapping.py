@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ephemeron.config.paths import located
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import DamagedObject, JobError, UserError
+from ephemeron.executor.environment import version_of, with_environment
 from ephemeron.executor.programs import Program
 from ephemeron.executor.shipping import Adapted
 from ephemeron.maps.computing import MapOptions
@@ -170,8 +171,12 @@ def open_map_partitions(
         raise JobError(f"data is a {type(data).__name__}", remedy="give the path, the wildcard or the URL of Parquet files")
     place = _checked_out(str(out), str(data))
     objects = Objects(place if "://" in place else Path(place).as_uri())
+    required = version_of(executor.get("requirements"))
+    executor = with_environment(function, executor, on_note)
     if callee is None:
-        callee = inspect_frame_function(function, frame=frame, taken=("partition",), options=options, executor=executor)
+        callee = inspect_frame_function(
+            function, frame=frame, taken=("partition",), options=options, executor=executor, requirements=required
+        )
     partitions = Partitions(str(data), columns=[columns] if isinstance(columns, str) else columns, partition_mb=partition_mb)
     if inside := next((path for path in partitions.paths if is_below(path, place)), None):
         raise JobError(f"{inside} is a file of --out {out}, and is read", remedy="name another --out")
@@ -256,8 +261,8 @@ def map_partitions(
         partition_mb: size of a partition in memory, about: row groups of a file are put together up to it, and larger ones are divided.
         deadline_s: see `map_items`.
         on_failure, on_note: called with each partition that fails, and with lines for the user.
-        options: `only`, `retry_failed`, `code_version`, `ignore_code_changes`, `max_failures`, `backup`, `max_per_second`, `max_concurrent` and `seed`
-            of `map_items`, and those of `FunctionExecutor`.
+        options: `only`, `retry_failed`, `forget_superseded`, `code_version`, `ignore_code_changes`, `max_failures`, `backup`, `max_per_second`,
+            `max_concurrent` and `seed` of `map_items`, and those of `FunctionExecutor`.
 
     Returns:
         How it has ended; a result is `{"rows": 17, "file": NAME, "nbytes": 1234}`.

@@ -1,7 +1,7 @@
 """Report of a run: one page and one picture, both from its events.
 
     run_summary  events and prices -> RunSummary, pure     metrics, invocations, lanes, cost_series: its parts
-    html         RunSummary -> one self-contained page     headline, charts, timeline, tables: its parts
+    html         RunSummary -> one self-contained page     headline, charts, timeline, tables, map_items: its parts
     png          RunSummary -> one picture (needs matplotlib)
     prediction   a plan against its run
     pareto       Plan -> terminal, page and picture        scatter, plan_page: its parts
@@ -19,9 +19,10 @@ from typing import Any
 
 from ephemeron.errors import MissingExtra, RunNotFound
 from ephemeron.events import Event, Note, from_json
-from ephemeron.runs.folders import RUN_FILE
+from ephemeron.runs.folders import RUN_FILE, RunFolder
 from ephemeron.training.report.cost_series import CostRates
 from ephemeron.training.report.html import render_html, write_png
+from ephemeron.training.report.map_items import read_map_items
 from ephemeron.training.report.prediction import compare
 from ephemeron.training.report.run_summary import RunSummary
 
@@ -54,7 +55,7 @@ def write_report(run_dir: Path, out: Path | None = None, *, prices: CostRates) -
     comparison = compare(run_dir, result) if result and story.status != "running" else None
     header = read_result(run_dir / RUN_FILE) or {}
     origin = {name: str(header.get(name) or "") for name in ("command", "commit")}
-    page.write_text(render_html(story, result, comparison, origin), encoding="utf-8")
+    page.write_text(render_html(story, result, comparison, origin, read_map_items(RunFolder(run_dir))), encoding="utf-8")
     if os.environ.get(PICTURE_VARIABLE) == "0":
         return [page]
     try:

@@ -14,8 +14,9 @@ from markupsafe import Markup
 
 from ephemeron.rendering import png
 from ephemeron.rendering.page import card, document, header, items, side_by_side, tiled
-from ephemeron.training.report import charts, tables
+from ephemeron.training.report import charts, map_items, tables
 from ephemeron.training.report.headline import Headline, Result, cost_mix, learning_note, moved, usd
+from ephemeron.training.report.map_items import MapItems
 from ephemeron.training.report.prediction import CAPTION, Comparison, render_table
 from ephemeron.training.report.run_summary import RunSummary
 from ephemeron.training.report.timeline import caption, timeline
@@ -23,7 +24,11 @@ from ephemeron.units import human_bytes, human_count, human_seconds
 
 
 def render_html(
-    story: RunSummary, result: Result | None, comparison: Comparison | None = None, origin: Mapping[str, str] | None = None
+    story: RunSummary,
+    result: Result | None,
+    comparison: Comparison | None = None,
+    origin: Mapping[str, str] | None = None,
+    mapped: MapItems | None = None,
 ) -> str:
     """The whole page.
 
@@ -32,9 +37,10 @@ def render_html(
         result: the run's `result.json`, if there is one; may be partial.
         comparison: the plan against it, if the run had one.
         origin: command line and commit of the run, as far as they are known.
+        mapped: items of a durable map; None: the run is none.
     """
     figures = Headline.of(story, result)
-    parts = _parts(story, figures, comparison, origin or {})
+    parts = _parts(story, figures, comparison, origin or {}, mapped)
     if tables.exchanging(story):
         parts[3:3] = _regions(story, result)
     return document(f"{figures.job or 'run'} · {figures.run_id}", parts, script=True)
@@ -49,12 +55,15 @@ def _regions(story: RunSummary, result: Result | None) -> list[Markup]:
     ]
 
 
-def _parts(story: RunSummary, figures: Headline, comparison: Comparison | None, origin: Mapping[str, str]) -> list[Markup]:
+def _parts(
+    story: RunSummary, figures: Headline, comparison: Comparison | None, origin: Mapping[str, str], mapped: MapItems | None
+) -> list[Markup]:
     drawn = charts.learning_chart(story)
     note = learning_note(story)
     parts = [
         _header(story, figures),
-        _tiles(story, figures),
+        _tiles(story, figures, mapped),
+        *([] if mapped is None else map_items.cards(mapped)),
         card("What each function did", timeline(story, figures), caption(story) if story.lanes else ""),
         side_by_side(
             *([card("Learning", drawn, note)] if figures.trains else []),
@@ -109,7 +118,7 @@ def _header(story: RunSummary, figures: Headline) -> Markup:
     )
 
 
-def _tiles(story: RunSummary, figures: Headline) -> Markup:
+def _tiles(story: RunSummary, figures: Headline, mapped: MapItems | None) -> Markup:
     n, budget, t = figures.iterations, figures.budget_usd, story.spending.traffic
     again = figures.invocations - len(story.lanes)
     calls = f"{human_count(figures.invocations, 'invocation', grouped=True)}" + (f", {again:,} beyond the first" if again > 0 else "")
@@ -117,14 +126,21 @@ def _tiles(story: RunSummary, figures: Headline) -> Markup:
     tiles = [
         ("Time", human_seconds(figures.seconds), f"{human_seconds(figures.seconds / n)} per iteration" if n else ""),
         ("Cost", usd(figures.cost_usd), f"{figures.cost_usd / budget:.0%} of the budget" if budget else mix),
-        _test_figure(figures),
-        ("Training loss", _or_dash(figures.train_loss, ".4g"), _told("last iteration", figures.train_loss)),
-        ("Iterations", f"{n:,}", f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""),
+        *(_training_tiles(figures) if mapped is None else map_items.tiles(mapped)),
         ("Functions", f"{figures.workers}", f"{figures.quotas}; {calls}") if figures.regions else ("Functions", figures.quotas, calls),
         ("Billed", f"{figures.gb_seconds:,.2f} GB-s", mix if budget else ""),
         ("Moved", human_bytes(t.bytes_up + t.bytes_down + t.direct_bytes_sent), moved(story)),
     ]
     return tiled(tiles)
+
+
+def _training_tiles(figures: Headline) -> list[tuple[str, str, str]]:
+    planned = f"of {figures.planned_iterations:,} planned" if figures.planned_iterations else ""
+    return [
+        _test_figure(figures),
+        ("Training loss", _or_dash(figures.train_loss, ".4g"), _told("last iteration", figures.train_loss)),
+        ("Iterations", f"{figures.iterations:,}", planned),
+    ]
 
 
 def _test_figure(figures: Headline) -> tuple[str, str, str]:
