@@ -25,6 +25,7 @@ SHORT = {
     "collectives": "--json --quick --workers 2 --sizes 0.1 --channels memory --parts channels --minutes 0.1",
     "dashboard": "--json --functions 5 --iterations 50 --loads 1 --reading --root {folder}",
     "direct": "--json --parts rounds --workers 2 --sizes 0.004 --transports shared --turns 1 --stores",
+    "durable_map_picture": "benchmarks/results/durable_map.json {folder}/picture.png",
     "geo_pictures": "benchmarks/results/geo.json {folder}/picture.png",
     "linalg": "--json --sizes 64 --operations cholesky --sides ephemeron --repeats 1 --warmup 0 --tile 32 --functions 1 --state objects",
     "linalg_eigen": "--json --size 64 --tiles 32 --repeats 1",
