@@ -276,7 +276,7 @@ class Computing:
             future = self._ended.get(timeout=_LOOK_S)
             while True:
                 self._absorb(pool, future)
-                if self._result.cause:
+                if self._result.cause or self._table.unflushed[1] >= _FLUSH_BYTES:
                     return
                 future = self._ended.get_nowait()
 

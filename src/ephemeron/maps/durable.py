@@ -32,7 +32,7 @@ from ephemeron.functions.registry import CLOUDS
 from ephemeron.maps.calls import Callee, inspect_callee
 from ephemeron.maps.computing import Computing, MapOptions, failure_limit, open_items
 from ephemeron.maps.estimate import Estimate
-from ephemeron.maps.map_result import PART_ROWS, Failure, MapResult
+from ephemeron.maps.map_result import Failure, MapResult, rows_of_part
 from ephemeron.maps.outputs import ItemObjects, LineFile, check_file, is_folder, is_template, open_output, table_place
 from ephemeron.maps.prediction import predict_items
 from ephemeron.maps.result_table import ID_BYTES, SILENT_S, Client, Known, ResultTable, Whole
@@ -200,8 +200,9 @@ class DurableMapJob:
         estimate = Estimate(self.options.until_width, part=self.options.estimate)
         rows, failed = self._known().find(found.ids)
         wanted = rows[(rows >= 0) & ~failed & found.is_first]
-        for at in range(0, len(wanted), PART_ROWS):
-            for text in self.table.take(wanted[at : at + PART_ROWS], ("result",)).column(0).to_pylist():
+        of_part = rows_of_part(self.table)
+        for at in range(0, len(wanted), of_part):
+            for text in self.table.take(wanted[at : at + of_part], ("result",)).column(0).to_pylist():
                 if text is not None:
                     estimate.add(text)
         return estimate
@@ -352,8 +353,9 @@ class DurableMapJob:
         if self._file is None:
             return
         with self._file.opened():
-            for at in range(0, len(rows), PART_ROWS):
-                part = rows[at : at + PART_ROWS]
+            of_part = rows_of_part(self.table)
+            for at in range(0, len(rows), of_part):
+                part = rows[at : at + of_part]
                 there = np.flatnonzero(part >= 0)
                 texts: list[str | None] = [None] * len(part)
                 for place, text in zip(there, self.table.take(part[there], ("result",)).column(0).to_pylist(), strict=True):

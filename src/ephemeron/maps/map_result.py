@@ -14,8 +14,13 @@ from ephemeron.executor.session import Bill
 from ephemeron.maps.estimate import Estimate
 from ephemeron.maps.result_table import ResultTable, Row
 
-PART_ROWS = 50_000
+PART_ROWS, PART_BYTES = 50_000, 64 << 20
 """Rows that are read at a time."""
+
+
+def rows_of_part(table: ResultTable) -> int:
+    """Rows of a table that are in memory at once."""
+    return max(1, min(PART_ROWS, int(PART_BYTES / max(1.0, table.row_bytes))))
 
 
 @dataclass(slots=True)
@@ -85,6 +90,7 @@ class MapResult:
         if self._rows is None:
             assert self._find is not None
             self._rows = self._find()
-        for at in range(0, len(self._rows), PART_ROWS):
-            rows = self._rows[at : at + PART_ROWS]
+        of_part = rows_of_part(self.table)
+        for at in range(0, len(self._rows), of_part):
+            rows = self._rows[at : at + of_part]
             yield self.table.take(rows[rows >= 0], columns)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import random
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 
 from ephemeron import blocking
 from ephemeron.communication.channels import open_channel, public_address
-from ephemeron.communication.channels.base import Channel
+from ephemeron.communication.channels.base import Buffer, Channel
 from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.config.typed import build, plain
 from ephemeron.data.tables.arrow import pyarrow
@@ -155,7 +154,8 @@ class ResultTable:
         self.shown = public_address(address)[0]
         self._rows: list[Row] = []
         self._nbytes = 0
-        self._cached: dict[str, Any] = {}
+        self._cached: dict[str, memoryview] = {}
+        self._indexes: dict[str, tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]] = {}
 
     @classmethod
     def open(cls, address: str) -> ResultTable:
@@ -186,10 +186,9 @@ class ResultTable:
         failed: list[NDArray[np.bool_]] = []
         counts: list[NDArray[np.bool_]] = []
         for shard in self.state.shards:
-            table = self._read(shard, ["id", "code", "status"])
-            ids.append(_as_ids(table.column("id")))
-            failed.append(np.asarray(table.column("status").to_numpy(zero_copy_only=False) == "failed"))
-            codes = table.column("code").to_numpy(zero_copy_only=False)
+            these, bad, codes = self._index_of(shard)
+            ids.append(these)
+            failed.append(bad)
             counts.append(np.ones(len(codes), bool) if code is None else np.asarray(codes == code))
         if not ids:
             return Known(np.empty(0, f"S{ID_BYTES}"), np.empty(0, np.int64), np.empty(0, bool))
@@ -201,6 +200,23 @@ class ResultTable:
         last[:-1] = ordered[1:] != ordered[:-1]  # of several rows of an item the latest counts
         return Known(ordered[last], order[last].astype(np.int64), bad[order[last]])
 
+    def _index_of(self, shard: Shard) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
+        """Ids, which of them have failed, and versions of the function, of all rows of a shard; of a large one they are kept."""
+        found = self._indexes.get(shard.digest)
+        if found is None:
+            table = self._read(shard, ["id", "code", "status"])
+            failed = np.asarray(table.column("status").to_numpy(zero_copy_only=False) == "failed")
+            found = _as_ids(table.column("id")), failed, table.column("code").to_numpy(zero_copy_only=False)
+            if shard.nbytes >= MOST_BYTES and shard.nbytes >= _LARGE_ROW * shard.rows:
+                self._indexes[shard.digest] = found
+        return found
+
+    def _keep(self, shard: Shard, data: memoryview) -> None:
+        """Keeps a shard in memory, in the place of others."""
+        while self._cached and sum(map(len, self._cached.values())) + len(data) > _CACHED_BYTES:
+            self._cached.pop(next(iter(self._cached)))
+        self._cached[shard.digest] = data
+
     def take(self, rows: Sequence[int] | NDArray[np.int64], columns: Sequence[str]) -> Any:
         """Rows by number over all shards, in the order of the numbers, as a `pyarrow.Table`."""
         pa = pyarrow("maps")
@@ -210,12 +226,16 @@ class ResultTable:
         parts, places = [], []
         for n in np.unique(of):
             here = np.flatnonzero(of == n)
-            parts.append(self._read(self.state.shards[n], columns).take(pa.array(wanted[here] - begins[n])))
+            parts.append(_taken(self._read(self.state.shards[n], columns), wanted[here] - begins[n]))
             places.append(here)
         if not parts:
             return _schema().empty_table().select(columns)
-        order = np.argsort(np.concatenate(places), kind="stable")
-        return pa.concat_tables(parts).take(pa.array(order))
+        return _taken(pa.concat_tables(parts), np.argsort(np.concatenate(places), kind="stable"))
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a row on average, as they are stored."""
+        return sum(shard.nbytes for shard in self.state.shards) / max(1, sum(shard.rows for shard in self.state.shards))
 
     def scan(self, columns: Sequence[str]) -> Iterator[Any]:
         """All rows, a `pyarrow.Table` per shard, superseded ones included."""
@@ -223,6 +243,7 @@ class ResultTable:
             yield self._read(shard, columns)
 
     def _read(self, shard: Shard, columns: Sequence[str]) -> Any:
+        pa = pyarrow("maps")
         from pyarrow import parquet
 
         data = self._cached.get(shard.digest)
@@ -230,13 +251,11 @@ class ResultTable:
             found = _call(self.address, lambda channel: channel.fetch(shard.key))
             if found is None:
                 raise ChannelEmptied(f"{self.shown} has lost a shard of results; delete {self.shown} to compute all anew", key=shard.key)
-            data = bytes(found)
+            data = found
             if _digest(data) != shard.digest:
                 raise DamagedObject(f"a shard of results in {self.shown} is damaged; restore it, or delete {self.shown}", key=shard.key)
-            while self._cached and sum(map(len, self._cached.values())) + len(data) > _CACHED_BYTES:
-                self._cached.pop(next(iter(self._cached)))
-            self._cached[shard.digest] = data
-        return parquet.read_table(io.BytesIO(data), columns=list(columns))
+            self._keep(shard, data)
+        return parquet.read_table(pa.BufferReader(data), columns=list(columns))
 
     # -- writing ---------------------------------------------------------------------------------------------
 
@@ -320,13 +339,15 @@ class ResultTable:
         self.state, self._rows, self._nbytes = state, [], 0
 
     def _store(self, table: Any) -> Shard:
+        pa = pyarrow("maps")
         from pyarrow import parquet
 
-        file = io.BytesIO()
+        file = pa.BufferOutputStream()
         parquet.write_table(table, file, compression="zstd", row_group_size=50_000)
-        data = file.getvalue()
+        data = memoryview(file.getvalue())
         shard = Shard(digest=_digest(data), rows=table.num_rows, nbytes=len(data))
         _call(self.address, lambda channel: channel.put(shard.key, [data]))
+        self._keep(shard, data)
         return shard
 
     def remove_strays(self) -> None:
@@ -405,6 +426,8 @@ def _counts(table: Any) -> NDArray[np.bool_]:
 
 
 _CACHED_BYTES = 64 << 20
+_LARGE_ROW = 10_000
+"""Bytes, of rows on average of which there are so few in a shard that their ids are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +496,7 @@ def _index_key(number: int) -> str:
     return f"{_INDEX}{number:09d}.json"
 
 
-def _digest(data: bytes) -> str:
+def _digest(data: Buffer) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -483,6 +506,13 @@ def _call(address: str, operation: Callable[[Channel], Awaitable[T]]) -> T:
             return await operation(channel)
 
     return blocking.run(lambda _: run())
+
+
+def _taken(table: Any, rows: NDArray[np.int64]) -> Any:
+    """Rows of a table by number; a view where they follow one another."""
+    if len(rows) and (np.diff(rows) == 1).all():
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(pyarrow("maps").array(rows))
 
 
 def _as_ids(column: Any) -> NDArray[Any]:
