@@ -80,7 +80,7 @@ def main() -> None:
         day,
         range(options.most),
         out=options.out / "shops.jsonl",
-        until_width=options.width,
+        stop_when=options.width,
         estimate="mean",
         platform=options.platform,
         channel=options.channel,

@@ -402,26 +402,31 @@ def test_the_slowest_task_gets_a_copy(here):
 def test_a_simulation_ends_when_its_mean_is_known(here):
     (here / "dice.py").write_text("def throw(n, rng=None):\n    return {'eyes': int(rng.integers(1, 7)), 'n': n}\n")
     options = {"out": "dice.jsonl", "platform": "simulated", "max_workers": 2, "progress": False, "estimate": "eyes"}
-    result = map_items("dice:throw", range(20_000), until_width=0.5, **options)
+    result = map_items("dice:throw", range(20_000), stop_when=0.5, **options)
     assert (result.cause, result.stopped) == ("enough", "")
     eyes = [value["eyes"] for value in result if value is not None]
     assert result.estimate.count == len(eyes) == result.computed < 20_000
     assert result.estimate.mean == pytest.approx(np.mean(eyes))
     assert result.estimate.width == pytest.approx(2 * 1.959964 * np.std(eyes, ddof=1) / len(eyes) ** 0.5)
     assert result.estimate.width <= 0.5
-    again = map_items("dice:throw", range(20_000), until_width=0.5, **options)
+    again = map_items("dice:throw", range(20_000), stop_when=0.5, **options)
     assert (again.computed, again.estimate.count, again.cause) == (0, len(eyes), "enough")
-    more = map_items("dice:throw", range(20_000), until_width="4%", **options)
+    more = map_items("dice:throw", range(20_000), stop_when="4%", **options)
     assert more.computed > 0
     assert more.estimate.width <= 0.04 * more.estimate.mean
-    ran = CliRunner().invoke(
-        main,
-        ["map", "dice:throw", "--items", "n.jsonl", "--out", "o.jsonl", "--until-width", "x"]
-        if (here / "n.jsonl").write_text("1\n")
-        else [],
+    seen = []
+    decided = map_items(
+        "dice:throw", range(20_000), stop_when=lambda e: seen.append(e.count) or e.count == 40, **{**options, "out": "d.jsonl"}
     )
-    assert (ran.exit_code, "until_width = 'x' is no width" in ran.stderr) == (2, True)
-    wrong = map_items("dice:throw", range(5), until_width=1, **{**options, "out": "w.jsonl", "estimate": "eye"})
+    assert (decided.cause, seen[:11]) == ("enough", list(range(30, 41)))
+    assert 40 <= decided.computed < 20_000
+    (here / "n.jsonl").write_text("1\n")
+    for option, said in (("--stop-when", "stop_when = 'x' is no width"), ("--until-width", "it is --stop-when")):
+        ran = CliRunner().invoke(main, ["map", "dice:throw", "--items", "n.jsonl", "--out", "o.jsonl", option, "x"])
+        assert (ran.exit_code, said in ran.stderr) == (2, True)
+    with pytest.raises(JobError, match="it is stop_when"):
+        map_items("dice:throw", range(5), until_width=1, **options)
+    wrong = map_items("dice:throw", range(5), stop_when=1, **{**options, "out": "w.jsonl", "estimate": "eye"})
     assert wrong.failed == 5
     assert "has no 'eye', which is to be estimated" in wrong.failures[0].error
     sys.modules.pop("dice", None)

@@ -433,7 +433,7 @@ def test_what_is_refused_before_anything_begins(here):
         ({"out": "of{key}"}, "has a brace"),
         ({"frame": "excel"}, "rows cannot be given as 'excel'"),
         ({"partition_mb": 0}, "partition_mb = 0 is below 1"),
-        ({"until_width": 1}, "no option 'until_width'"),
+        ({"stop_when": 1}, "no option 'stop_when'"),
         ({"memory_mb": 128}, r"partition 0.parquet:0-100 of .* needs about 1\d\d MB, .* use --memory-mb"),
     ]
     for options, match in cases:

@@ -104,10 +104,13 @@ def recording_options(command: F) -> F:
     return command
 
 
-def _refused_chunks(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    """--chunksize of releases before."""
+_FORMER = {"chunksize": "items are sent and recorded in batches by themselves", "until_width": "it is --stop-when"}
+
+
+def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    """Options of releases before."""
     if value is not None:
-        raise click.UsageError("--chunksize is no option any more: items are sent and recorded in batches by themselves")
+        raise click.UsageError(f"{option.opts[0]} is no option any more: {_FORMER[str(option.name)]}")
 
 
 @click.command("map", short_help="Call a Python function for each item; record results once.")
@@ -131,12 +134,13 @@ def _refused_chunks(context: click.Context, option: click.Parameter, value: str 
 @click.option("--results", metavar="FOLDER", help="Folder or URL of the table of results.  [default: DESTINATION.results]")
 @recording_options
 @click.option(
-    "--until-width",
+    "--stop-when",
     metavar="WIDTH|P%",
     help="End when the confidence interval (95 %) of the mean of the results is as narrow: a number, or a share of the mean.",
 )
 @click.option("--estimate", metavar="NAME", help="Part of the results whose mean that is.  [default: they are numbers]")
-@click.option("--chunksize", hidden=True, callback=_refused_chunks, expose_value=False)
+@click.option("--chunksize", hidden=True, callback=_refused, expose_value=False)
+@click.option("--until-width", hidden=True, callback=_refused, expose_value=False)
 @click.option("--callee", hidden=True)
 @code_options
 @pool_options

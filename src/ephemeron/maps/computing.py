@@ -25,6 +25,7 @@ from ephemeron.executor.session import Bill
 from ephemeron.executor.shipping import TaskCode
 from ephemeron.functions.tasks.item_calls import ItemOutcome
 from ephemeron.maps.calls import Callee, arguments_of
+from ephemeron.maps.estimate import Enough
 from ephemeron.maps.map_result import Failure, MapResult
 from ephemeron.maps.outputs import ItemObjects
 from ephemeron.maps.result_table import BEAT_S, ResultTable, Row, present_client
@@ -66,7 +67,7 @@ class MapOptions:
     max_per_second: float | None = None
     max_concurrent: int | None = None
     seed: int = 0
-    until_width: float | str | None = None
+    stop_when: Enough | None = None
     estimate: str | None = None
 
 

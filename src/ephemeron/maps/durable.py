@@ -31,7 +31,7 @@ from ephemeron.executor.programs import Program, is_going_on, survives
 from ephemeron.functions.registry import CLOUDS
 from ephemeron.maps.calls import Callee, inspect_callee
 from ephemeron.maps.computing import Computing, MapOptions, failure_limit, open_items
-from ephemeron.maps.estimate import Estimate
+from ephemeron.maps.estimate import Enough, Estimate
 from ephemeron.maps.map_result import Failure, MapResult, rows_of_part
 from ephemeron.maps.outputs import ItemObjects, LineFile, check_file, is_folder, is_template, open_output, table_place
 from ephemeron.maps.prediction import predict_items
@@ -90,8 +90,8 @@ class DurableMapJob:
         self.function, self.callee, self.source, self.out, self.options = function, callee, source, out, options
         self._executor, self._on_failure, self._on_note = dict(executor), on_failure, on_note
         failure_limit(options.max_failures, 0)
-        if options.until_width is not None:
-            Estimate(options.until_width)
+        if options.stop_when is not None:
+            Estimate(options.stop_when)
         self._file: LineFile | None = None
         self._objects: ItemObjects | None = None
         if out is not None and is_template(out):
@@ -158,7 +158,7 @@ class DurableMapJob:
 
     def _run(self) -> MapResult:
         o = self.options
-        mark = "" if o.only or o.until_width is not None else self.source.fingerprint()
+        mark = "" if o.only or o.stop_when is not None else self.source.fingerprint()
         again = self._other_client()
         whole = self._whole(mark)
         if whole is not None and self._is_written(whole):
@@ -167,7 +167,7 @@ class DurableMapJob:
         found = scan(self.source)
         todo = self._todo(found)
         result = MapResult(items=found.items, recorded=int((self._known().find(found.ids)[0] >= 0).sum()), table=self.table)
-        if o.until_width is not None:
+        if o.stop_when is not None:
             result.estimate = self._recorded_estimate(found)
             if result.estimate.is_enough:
                 result.cause, todo = "enough", np.zeros(len(todo), bool)
@@ -196,8 +196,8 @@ class DurableMapJob:
 
     def _recorded_estimate(self, found: Scan) -> Estimate:
         """Of the results that there are."""
-        assert self.options.until_width is not None
-        estimate = Estimate(self.options.until_width, part=self.options.estimate)
+        assert self.options.stop_when is not None
+        estimate = Estimate(self.options.stop_when, part=self.options.estimate)
         rows, failed = self._known().find(found.ids)
         wanted = rows[(rows >= 0) & ~failed & found.is_first]
         of_part = rows_of_part(self.table)
@@ -395,7 +395,7 @@ def map_items(
     max_per_second: float | None = None,
     max_concurrent: int | None = None,
     seed: int = 0,
-    until_width: float | str | None = None,
+    stop_when: Enough | None = None,
     estimate: str | None = None,
     deadline_s: float | None = None,
     on_failure: Callable[[Failure], None] = lambda failure: None,
@@ -425,8 +425,8 @@ def map_items(
         max_per_second: calls begun in a second by all functions together, at most.
         max_concurrent: functions at once, at most.
         seed: of `rng`.
-        until_width: of the confidence interval (95 %) of the mean of the results, a number or a share such as `"1%"`, at which it is enough: no further
-            item is begun.
+        stop_when: for simulation studies: no further item is begun when the confidence interval (95 %) of the mean of the results is as narrow, a number or
+            a share of the mean such as `"1%"`; or when a function of the running `Estimate` (`count`, `mean`, `width`) says so.
         estimate: part of the results, if they are dicts, whose mean that is.
         deadline_s: in which it is to be done: the number and memory of functions are chosen, by calling the function with some items here.
         on_failure, on_note: called with each item that fails, and with lines for the user.
@@ -452,7 +452,7 @@ def map_items(
         max_per_second=max_per_second,
         max_concurrent=max_concurrent,
         seed=seed,
-        until_width=until_width,
+        stop_when=stop_when,
         estimate=estimate,
     )
     job = open_map(function, items, out=out, options=chosen, executor=options, on_failure=on_failure, on_note=on_note)
@@ -532,6 +532,8 @@ def checked_executor(o: MapOptions, executor: Mapping[str, Any]) -> dict[str, An
         JobError: one is refused, or not known.
     """
     options = dict(executor)
+    if "until_width" in options:
+        raise JobError("no option 'until_width'", remedy="it is stop_when")
     if o.max_per_second is not None and not 0 < o.max_per_second < float("inf"):
         raise JobError(f"max_per_second = {o.max_per_second} is not above 0")
     if o.max_concurrent is not None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeAlias
 
 from ephemeron.errors import JobError
 
+Enough: TypeAlias = "float | str | Callable[[Estimate], bool]"
+"""When an estimate is precise enough."""
 LEAST = 30
 """Results without which no width is trusted."""
 
@@ -21,23 +24,25 @@ class Estimate:
     """Mean, variance and confidence interval of numbers, one after another (Welford).
 
     Args:
-        width: of the interval at which it is enough: a number, or a share of the mean such as `"1%"`.
+        enough: width of the interval at which it is enough: a number, or a share of the mean such as `"1%"`; or a function of this estimate, asked
+            after each result from the 30th on.
         part: of results that are objects; None: results are numbers.
         confidence: of the interval.
 
     Raises:
-        JobError: the width is none.
+        JobError: it is none of these.
     """
 
-    def __init__(self, width: float | str, *, part: str | None = None, confidence: float = 0.95) -> None:
-        text = str(width).strip()
+    def __init__(self, enough: Enough, *, part: str | None = None, confidence: float = 0.95) -> None:
+        self._decides = enough if callable(enough) else None
+        text = "1" if callable(enough) else str(enough).strip()
         self.is_relative = text.endswith("%")
         try:
             self.target = float(text.removesuffix("%")) / (100 if self.is_relative else 1)
         except ValueError:
             self.target = math.nan
         if not 0 < self.target < math.inf:
-            raise JobError(f"until_width = {width!r} is no width", remedy="write a number such as 0.01, or a share of the mean such as 1%")
+            raise JobError(f"stop_when = {enough!r} is no width", remedy="write a number such as 0.01, or a share of the mean such as 1%")
         self.part, self._z = part, NormalDist().inv_cdf(0.5 + confidence / 2)
         self.count, self.mean, self._squares = 0, 0.0, 0.0
 
@@ -69,7 +74,9 @@ class Estimate:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the interval is as narrow as is wanted."""
+        """Whether no more results are wanted."""
+        if self._decides is not None:
+            return self.count >= LEAST and bool(self._decides(self))
         return self.width <= self.target * (abs(self.mean) if self.is_relative else 1)
 
     def __str__(self) -> str:

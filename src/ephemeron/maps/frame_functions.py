@@ -24,7 +24,7 @@ from ephemeron.maps.frames import MODULES, Frame, frame_of
 
 MEMORY_TIMES, MEMORY_MB = 4, 128
 """Memory that a function needs for rows: so many times their bytes in Arrow's format, and so much beside."""
-_NOT_OF_FRAMES = ("key", "cost_column", "each_file", "results", "until_width", "estimate")
+_NOT_OF_FRAMES = ("key", "cost_column", "each_file", "results", "stop_when", "estimate")
 """Options of a map that maps of frames have not."""
 
 

@@ -65,7 +65,7 @@ class MapResult:
     forgotten: int = 0
     """Rows that were deleted, see `forget_superseded`."""
     estimate: Estimate | None = None
-    """Of the results of this call, with `until_width`; they include those of earlier calls."""
+    """Of the results of this call, with `stop_when`; they include those of earlier calls."""
     seconds: float = 0.0
     table: ResultTable | None = None
     refused: int = 0
