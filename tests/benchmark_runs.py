@@ -112,7 +112,7 @@ def run(name: str, folder: Path) -> str:
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, f"python -m benchmarks.{name} {' '.join(arguments)}: {done.stderr[-3000:]}"
-    if name == "geo_pictures":
+    if name.endswith(("_picture", "_pictures")):
         assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
     elif "--json" in arguments:
         assert json.loads(done.stdout)
