@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +141,9 @@ class State:
     whole: tuple[Whole, ...] = ()
 
 
+_Index: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]
+
+
 class ResultTable:
     """Rows by item, in a folder or a bucket. Usually made with `open`.
 
@@ -155,7 +158,7 @@ class ResultTable:
         self._rows: list[Row] = []
         self._nbytes = 0
         self._cached: dict[str, memoryview] = {}
-        self._indexes: dict[str, tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]] = {}
+        self._indexes: dict[str, _Index] = {}
 
     @classmethod
     def open(cls, address: str) -> ResultTable:
@@ -200,15 +203,18 @@ class ResultTable:
         last[:-1] = ordered[1:] != ordered[:-1]  # of several rows of an item the latest counts
         return Known(ordered[last], order[last].astype(np.int64), bad[order[last]])
 
-    def _index_of(self, shard: Shard) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]:
+    def _index_of(self, shard: Shard) -> _Index:
         """Ids, which of them have failed, and versions of the function, of all rows of a shard; of a large one they are kept."""
         found = self._indexes.get(shard.digest)
         if found is None:
-            table = self._read(shard, ["id", "code", "status"])
-            failed = np.asarray(table.column("status").to_numpy(zero_copy_only=False) == "failed")
-            found = _as_ids(table.column("id")), failed, table.column("code").to_numpy(zero_copy_only=False)
-            if shard.nbytes >= MOST_BYTES and shard.nbytes >= _LARGE_ROW * shard.rows:
-                self._indexes[shard.digest] = found
+            found = self._indexed(shard, self._read(shard, ["id", "code", "status"]))
+        return found
+
+    def _indexed(self, shard: Shard, table: Any) -> _Index:
+        failed = np.asarray(table.column("status").to_numpy(zero_copy_only=False) == "failed")
+        found = _as_ids(table.column("id")), failed, table.column("code").to_numpy(zero_copy_only=False)
+        if shard.nbytes >= MOST_BYTES and shard.nbytes >= _LARGE_ROW * shard.rows:
+            self._indexes[shard.digest] = found
         return found
 
     def _keep(self, shard: Shard, data: memoryview) -> None:
@@ -348,6 +354,7 @@ class ResultTable:
         shard = Shard(digest=_digest(data), rows=table.num_rows, nbytes=len(data))
         _call(self.address, lambda channel: channel.put(shard.key, [data]))
         self._keep(shard, data)
+        self._indexed(shard, table)
         return shard
 
     def remove_strays(self) -> None:
