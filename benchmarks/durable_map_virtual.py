@@ -112,7 +112,7 @@ class VirtualKills:
                 break
             deaths.pop(0)
             found["client_deaths"] += 1
-            found["computed_again_after_client_deaths"] += len(set(_called(log)) - set(_keys(table)))
+            found["computed_again_after_client_deaths"] += len(set(_called(log)[calls:]) - set(_keys(table)))
         rows = Counter(_keys(table))
         found["calls"] = len(_called(log))
         found["keys_without_row"] = self._items - len(rows)
