@@ -40,7 +40,7 @@ _FIRST_PAUSE_S, _GROWTH = 0.01, 2.0
 """Between two looks into an empty queue."""
 _OVERDUE_TIMES, _OVERDUE_S, _OVERDUE_AT_FIRST_S = 10.0, 1.0, 10.0
 """A slice is overdue after so many times the time of others like it, and at least so many seconds; the last where there were none."""
-_RECORD_TIMES, _LEAST_FLUSH_S = 25.0, 0.05
+_RECORD_TIMES, _LEAST_FLUSH_S = 10.0, 0.02
 """Results that have no request of their own wait so many times as long as recording takes, and at least so long."""
 _LOOK_S = 0.25
 _GRACE_S = 1.0
