@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,14 @@ from ephemeron.maps import map_items
 from ephemeron.maps.result_table import ResultTable
 
 MEMORY_MB = 256
+
+
+def _trouble(service: Any, throttled: int, duplicates: int) -> None:
+    """Once the first function runs, that many requests are refused, and that many calls delivered twice: what is checked before the start is not."""
+    while not service.environments():
+        time.sleep(0.05)
+    service.throttle(throttled)
+    service.deliver_twice(duplicates)
 
 
 def on_lambda(items: int, seconds: float, functions: int, place: Path, *, throttled: int, duplicates: int) -> dict[str, Any]:
@@ -47,8 +56,7 @@ def on_lambda(items: int, seconds: float, functions: int, place: Path, *, thrott
             digest=digest(),
         )
         deploy(client(settings, "lambda"), settings, wanted)
-        service.throttle(throttled)
-        service.deliver_twice(duplicates)
+        threading.Thread(target=_trouble, args=(service, throttled, duplicates), daemon=True).start()
         sys.path.insert(0, str(place))
         began = time.monotonic()
         try:
