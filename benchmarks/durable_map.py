@@ -525,7 +525,7 @@ def _chosen(found: dict[str, Any], *names: str) -> dict[str, Any]:
 def fill(place: Path) -> None:
     """Writes the rows that a first call of the empty function would have written."""
     with contextlib.chdir(place):
-        _, callee = inspect_callee(f"{FUNCTIONS}:nothing", selection=Selection())
+        callee = inspect_callee(f"{FUNCTIONS}:nothing", selection=Selection())
         source = open_source("items.jsonl", ItemColumns(key="key"))
         assert scan(source).is_first.all()
         table = ResultTable.open((place / "out.jsonl.results").as_uri())
