@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.config.code_bundle import Selection
-from ephemeron.config.paths import home
+from ephemeron.config.paths import home, located
 from ephemeron.config.typed import near
 from ephemeron.errors import JobError, TableTaken, UserError
 from ephemeron.executor.environment import version_of, with_environment
@@ -513,7 +513,7 @@ def _place_of(out: str | None, options: MapOptions, callee: Callee, executor: Ma
     """Address of the table of results: as the user says; of a file whose items are computed on a cloud, in the store that functions reach too, so that
     they can drive the map; else beside the destination."""
     if options.results is not None:
-        return table_place(f"{str(options.results).rstrip('/')}/", "")
+        return table_place(f"{located(options.results).rstrip('/')}/", "")
     channel = str(executor.get("channel") or "folder")
     is_shared = channel.partition("://")[0] in ("s3", "gs", "az")
     if out is not None and executor.get("platform") in CLOUDS and is_shared and not is_template(out) and not is_folder(out):

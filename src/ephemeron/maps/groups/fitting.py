@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ephemeron.config.paths import located
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
 from ephemeron.executor.environment import version_of, with_environment
@@ -237,7 +238,7 @@ def open_fit_groups(
     """
     pyarrow(EXTRA)
     executor = checked_executor(options, {"name": "fit-groups", **executor})
-    place = table_place(f"{str(out).rstrip('/')}/", "")
+    place = table_place(f"{located(out).rstrip('/')}/", "")
     objects = Objects(place)
     required = version_of(executor.get("requirements"))
     executor = with_environment(function, executor, on_note)

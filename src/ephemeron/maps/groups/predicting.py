@@ -187,7 +187,7 @@ def _job(
             also=_code_of(known.fit.function),
             requirements=required,
         )
-    place = table_place(str(path), "") if options.results is None else table_place(f"{str(options.results).rstrip('/')}/", "")
+    place = table_place(str(path), "") if options.results is None else table_place(f"{located(options.results).rstrip('/')}/", "")
     objects = Objects(place)
     memory_mb = checked_place(objects.place(""), callee.frame, executor, option="--results")
     table = open_table(data)

@@ -205,7 +205,7 @@ def open_map_partitions(
 
 def _checked_out(out: str, data: str) -> str:
     """Path or URL of the folder, without a slash at its end."""
-    place = located(out).rstrip("/")
+    place, _ = located(out).rstrip("/"), located(data)
     if "://" not in place and Path(place).exists() and not Path(place).is_dir():
         raise JobError(f"--out {out} is a file", remedy="name a folder: a file per partition is written there")
     if "{" in out:
