@@ -555,3 +555,21 @@ def test_a_killed_client_costs_nothing_twice(here):
     assert calls(here) == sorted(f"{n}.parquet:0-100" for n in range(10)), "each was computed once"
     assert len(rows()) == 1000
     assert [status_of(each) for each in folders.all_runs()] == ["finished"]
+
+
+@pytest.mark.parametrize("function", ["a_list", "mixed"])
+def test_an_error_of_what_was_returned_has_no_traceback_of_ours(function):
+    write(0)
+    failures = []
+    ephemeron.map_partitions(
+        f"of_partitions:{function}", "days", out="out", platform="simulated", retries=0, max_workers=1, on_failure=failures.append
+    )
+    assert failures[0].error.startswith("the function returned a ")
+    assert failures[0].traceback == ""
+
+
+def test_a_traceback_has_files_as_the_user_knows_them():
+    write(0, 1)
+    failures = []
+    ephemeron.map_partitions("of_partitions:odd", "days", out="out", platform="local", retries=0, max_workers=1, on_failure=failures.append)
+    assert 'File "of_partitions.py", line' in failures[0].traceback
