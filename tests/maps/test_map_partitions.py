@@ -225,6 +225,13 @@ def test_given_again_only_what_has_changed_is_computed(here):
     next(Path("out").glob("2.*")).unlink()  # a result that is gone is computed again
     assert run("doubled")[0].computed == 1
     assert calls(here) == ["2.parquet:0-100"]
+    [path] = Path("out").glob("3.*")  # so is one that is damaged
+    path.write_bytes(path.read_bytes()[:-20])
+    assert run("doubled")[0].computed == 1
+    assert calls(here) == ["3.parquet:0-100"]
+    parquet.write_table(parquet.read_table(path), path, compression="none")  # and one with the same rows is not
+    assert run("doubled")[0].computed == 0
+    assert len(rows()) == 320
 
 
 def test_other_columns_that_change_do_not_count(here):

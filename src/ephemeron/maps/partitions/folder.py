@@ -7,6 +7,7 @@ there twice. Functions write files under a name that the partition and the versi
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -40,6 +41,26 @@ class PartitionFiles:
         if self.objects.is_local and not Path(self.objects.place("")).is_dir():
             return {}
         return self.objects.sizes("")
+
+    def has(self, about: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
+        """Whether the file of a result is there, and can be read: one of another size may be damaged, or have been written a second time.
+
+        Args:
+            about: the result.
+            sizes: of all files.
+        """
+        name = about["file"]
+        if name is None or sizes.get(name) == about["nbytes"]:
+            return True
+        if name not in sizes:
+            return False
+        from pyarrow import parquet
+
+        try:
+            found: int = parquet.read_table(io.BytesIO(self.objects.fetch(name) or b"")).num_rows
+        except (OSError, pyarrow().ArrowException):
+            return False
+        return found == about["rows"]
 
     def check(self, shown: str, *, has_table: bool) -> None:
         """Refuses a folder with files that are not of this map: they would be part of the table.

@@ -66,19 +66,22 @@ class PartitionJob(DurableMapJob):
             self.source.call = call
 
     def _known(self) -> Known:
-        """Rows whose files are there."""
+        """Rows whose files are there, and whole."""
         number = self.table.state.number
         if self._known_at is None or self._known_at[0] != number:
             known, there = super()._known(), self._files.sizes()
-            names = self._names(known.rows)
-            kept = known.failed | np.array([name is None or name in there for name in names], bool)
+            kept = known.failed | np.array([about is None or self._files.has(about, there) for about in self._abouts(known.rows)], bool)
             self._known_at = number, Known(known.ids[kept], known.rows[kept], known.failed[kept])
         return self._known_at[1]
 
     def _names(self, rows: NDArray[np.int64]) -> list[str | None]:
         """Name of the file of each row; None: it has none."""
+        return [None if about is None else about["file"] for about in self._abouts(rows)]
+
+    def _abouts(self, rows: NDArray[np.int64]) -> list[dict[str, Any] | None]:
+        """Result of each row; None: it has none."""
         texts = self.table.take(rows, ("result",)).column(0).to_pylist()
-        return [None if text is None else json.loads(text)["file"] for text in texts]
+        return [None if text is None else json.loads(text) for text in texts]
 
     def _counted(self, found: Scan, *, missing: bool) -> set[str]:
         """Files that count: of results; and, where functions compute what is missing, of those that they may have written."""
