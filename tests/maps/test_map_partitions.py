@@ -448,6 +448,10 @@ def test_what_is_refused_before_anything_begins(here):
             run("positive", **{"data": "days", **options})
     with pytest.raises(JobError, match=r"holds the results of of_partitions:positive, and this is of_partitions:totals"):
         run("totals")
+    write(7, folder="other")
+    with pytest.raises(JobError, match=r"--out out has rows of other files, such as 0.0000.*, and none of other; name another --out"):
+        run("positive", "other")
+    assert len(rows()) > 0
     (here / "out" / "mine.parquet").touch()
     with pytest.raises(JobError, match=r"--out out has a file mine.parquet, which is none of this map's"):
         run("positive")

@@ -17,7 +17,7 @@ from typing import Any
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError, UserError
 from ephemeron.maps.objects import Objects
-from ephemeron.maps.partitions.source import NAME
+from ephemeron.maps.partitions.source import NAME, partition_of
 
 _UNFINISHED = re.compile(rf"\.{NAME.pattern}\.[0-9a-f]{{12}}\.part")
 """What a function that was killed while it wrote leaves on this machine."""
@@ -82,6 +82,25 @@ class PartitionFiles:
                 )
             if not any(part.startswith(("_", ".")) for part in name.split("/")):
                 raise JobError(f"{shown} has a file {name}, which is none of this map's", remedy="name another --out: a folder of its own")
+
+    def check_source(self, shown: str, names: Collection[str], source: str) -> None:
+        """Refuses a folder all of whose files are of another source: they would be deleted.
+
+        Args:
+            shown: its name, for messages.
+            names: of files that are written, of all partitions.
+            source: of these.
+
+        Raises:
+            JobError: names one.
+        """
+        beginnings = {partition_of(name) for name in names}
+        there = [name for name in self.sizes() if NAME.fullmatch(name)]
+        if there and beginnings.isdisjoint(partition_of(name) for name in there):
+            raise JobError(
+                f"{shown} has rows of other files, such as {there[0]}, and none of {source}",
+                remedy="name another --out, or delete it and its .results",
+            )
 
     def stored(self, key: str, text: str | None, data: bytes | None) -> tuple[str | None, bytes | None]:
         """Takes in what is known of a file, unless its columns are others than those before: then it is deleted.

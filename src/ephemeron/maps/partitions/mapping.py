@@ -54,6 +54,7 @@ class PartitionJob(DurableMapJob):
         self._objects = files  # type: ignore[assignment]
         self._files = files
         files.check(shown, has_table=bool(self.table.state.function))
+        files.check_source(shown, self.source.names(), self.source.name)
 
     def predict(self, *, deadline_s: float | None = None) -> Prediction | None:
         call, self.source.call = (
