@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,10 @@ def kinds(partition, key):
 def maybe_null(partition, key):
     value = {"0": None, "1": "text", "2": None}[key[0]]
     return {"n": [len(partition)], "name": [value], "tags": [[] if value is None else [value]]}
+
+def decimals(partition, key):
+    import decimal
+    return {"d": [decimal.Decimal({"0": "1.25", "1": "1234.5", "2": "-0.125"}[key[0]])]}
 
 def other_order(partition, key):
     return partition[["x", "s"]] if key[0] == "0" else partition[["s", "x"]]
@@ -322,6 +327,15 @@ def test_columns_without_values_get_the_type_that_they_have_elsewhere():
     assert run("maybe_null")[0].computed == 0
     assert run("other_order", max_workers=1, out="order")[1] == []
     assert len({tuple(parquet.read_schema(path).names) for path in Path("order").iterdir()}) == 1
+
+
+def test_decimals_have_the_digits_that_all_values_need():
+    write(0, 1, 2)
+    assert run("decimals")[1] == []
+    found = dataset.dataset("out").to_table()
+    assert found.column("d").to_pylist() == [Decimal("1.250"), Decimal("1234.500"), Decimal("-0.125")]
+    assert {str(parquet.read_schema(path)) for path in Path("out").iterdir()} == {str(found.schema)}
+    assert run("decimals")[0].computed == 0
 
 
 def test_partitions_without_rows():

@@ -137,7 +137,9 @@ class PartitionFiles:
         fields = []
         for field in self.schema:
             try:
-                [merged] = pa.unify_schemas([pa.schema([field]), pa.schema([found.field(field.name)])])
+                both = field.type, found.field(field.name).type
+                wider: Any = "permissive" if all(map(pa.types.is_decimal, both)) else "default"  # pandas has no precision: it is that of the values
+                [merged] = pa.unify_schemas([pa.schema([field]), pa.schema([found.field(field.name)])], promote_options=wider)
             except pa.ArrowException:
                 raise UserError(
                     f"column {field.name!r} of the result is {found.field(field.name).type}, and {field.type} in the results before: "
