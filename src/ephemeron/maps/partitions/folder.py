@@ -138,7 +138,9 @@ class PartitionFiles:
         for field in self.schema:
             try:
                 both = field.type, found.field(field.name).type
-                wider: Any = "permissive" if all(map(pa.types.is_decimal, both)) else "default"  # pandas has no precision: it is that of the values
+                wider: Any = (
+                    "permissive" if all(map(pa.types.is_decimal, both)) else "default"
+                )  # pandas has no precision: it is that of the values
                 [merged] = pa.unify_schemas([pa.schema([field]), pa.schema([found.field(field.name)])], promote_options=wider)
             except pa.ArrowException:
                 raise UserError(
