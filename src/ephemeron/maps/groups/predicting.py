@@ -35,7 +35,7 @@ from ephemeron.maps.groups.models import GroupModels
 from ephemeron.maps.groups.source import ModelledGroupSource
 from ephemeron.maps.groups.table_data import TableData, open_table
 from ephemeron.maps.map_result import Failure, MapResult
-from ephemeron.maps.objects import Objects
+from ephemeron.maps.objects import Objects, check_folder
 from ephemeron.maps.outputs import check_file, table_place
 from ephemeron.maps.result_table import latest, reading
 
@@ -188,6 +188,7 @@ def _job(
             requirements=required,
         )
     place = table_place(str(path), "") if options.results is None else table_place(f"{located(options.results).rstrip('/')}/", "")
+    check_folder(place)
     objects = Objects(place)
     memory_mb = checked_place(objects.place(""), callee.frame, executor, option="--results")
     table = open_table(data)
