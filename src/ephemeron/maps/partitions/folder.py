@@ -60,7 +60,7 @@ class PartitionFiles:
             found: int = parquet.read_table(io.BytesIO(self.objects.fetch(name) or b"")).num_rows
         except (OSError, pyarrow().ArrowException):
             return False
-        return found == about["rows"]
+        return bool(found == about["rows"])
 
     def check(self, shown: str, *, has_table: bool) -> None:
         """Refuses a folder with files that are not of this map: they would be part of the table.
