@@ -195,8 +195,13 @@ class DurableMapJob:
         return self._conclude(result, found, mark)
 
     def _recorded_estimate(self, found: Scan) -> Estimate:
-        """Of the results that there are."""
+        """Of the results that there are.
+
+        Raises:
+            JobError: none of them has a number to be estimated.
+        """
         assert self.options.stop_when is not None
+        why = ""
         estimate = Estimate(self.options.stop_when, part=self.options.estimate)
         rows, failed = self._known().find(found.ids)
         wanted = rows[(rows >= 0) & ~failed & found.is_first]
@@ -204,7 +209,9 @@ class DurableMapJob:
         for at in range(0, len(wanted), of_part):
             for text in self.table.take(wanted[at : at + of_part], ("result",)).column(0).to_pylist():
                 if text is not None:
-                    estimate.add(text)
+                    why = estimate.add(text) or why
+        if why and not estimate.count:
+            raise JobError(f"the results that are recorded have no estimate: {why}", remedy="mend --estimate")
         return estimate
 
     def _rows(self) -> NDArray[np.int64]:
