@@ -323,3 +323,51 @@ def test_a_refused_result_leaves_the_others(tmp_path):
         assert not (tmp_path / "o.csv").exists()
         assert file.write_texts(['{"a": "l\\rm"}']) == []
     assert (tmp_path / "o.csv").read_bytes() == b'a\n1\n""\n""\n"l\rm"\n'
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("map", "mapped_items:twice", "--items", "", "--out", "o.jsonl"),
+        ("map", "mapped_items:twice", "--items", "items.jsonl", "--out", ""),
+        ("map", "mapped_items:twice", "--items", "items.jsonl", "--out", "o.jsonl", "--results", ""),
+        ("map-partitions", "mapped_items:twice", "--data", "", "--out", "o"),
+        ("map-partitions", "mapped_items:twice", "--data", "t.parquet", "--out", ""),
+        ("fit-groups", "t.parquet", "--by", "x", "--fit", "mapped_items:twice", "--out", ""),
+        ("fit-groups", "", "--by", "x", "--fit", "mapped_items:twice", "--out", "m"),
+    ],
+)
+def test_an_empty_path_is_not_the_working_folder(here, command):
+    pytest.importorskip("pyarrow", reason="tables; pip install 'ephemeron[maps]'")
+    from pyarrow import parquet, table
+
+    parquet.write_table(table({"x": [1]}), "t.parquet")
+    before = sorted(path.name for path in here.iterdir())
+    ran = CliRunner().invoke(main, [*command, *SIMULATED])
+    assert (ran.exit_code, ran.stderr) == (2, "error: a path that was given is empty; name a file or a folder; the working folder is .\n")
+    assert [name for name in sorted(path.name for path in here.iterdir()) if name not in ("home", "__pycache__")] == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("map", "mapped_items:twice", "--items", "items.jsonl", "--out", "items.jsonl/"),
+        ("map", "mapped_items:twice", "--items", "items.jsonl", "--out", "o.jsonl", "--results", "items.jsonl/of"),
+        ("map-partitions", "mapped_items:twice", "--data", "t.parquet", "--out", "items.jsonl/of"),
+        ("fit-groups", "t.parquet", "--by", "x", "--fit", "mapped_items:twice", "--out", "items.jsonl/of"),
+    ],
+)
+def test_results_that_have_no_place_are_refused(here, command):
+    pytest.importorskip("pyarrow", reason="tables; pip install 'ephemeron[maps]'")
+    from pyarrow import parquet, table
+
+    parquet.write_table(table({"x": [1], "y": [1]}), "t.parquet")
+    ran = CliRunner().invoke(main, [*command, *SIMULATED])
+    assert (ran.exit_code, ran.stderr.count("\n")) == (2, 1)
+    assert "items.jsonl is no folder; name another --out or --results" in ran.stderr
+
+
+def test_a_dry_run_leaves_no_table(here):
+    ran = CliRunner().invoke(main, ["map", "mapped_items:twice", "--items", "items.jsonl", "--out", "o.jsonl", "--dry-run", *SIMULATED])
+    assert ran.exit_code == 0, ran.stderr
+    assert not (here / "o.jsonl.results").exists()

@@ -424,6 +424,8 @@ def test_a_simulation_ends_when_its_mean_is_known(here):
     for option, said in (("--stop-when", "stop_when = 'x' is no width"), ("--until-width", "it is --stop-when")):
         ran = CliRunner().invoke(main, ["map", "dice:throw", "--items", "n.jsonl", "--out", "o.jsonl", option, "x"])
         assert (ran.exit_code, said in ran.stderr) == (2, True)
+    with pytest.raises(JobError, match="the results that are recorded have no estimate: the result has no 'eye', which is to be estimated"):
+        map_items("dice:throw", range(20_000), stop_when=0.5, **{**options, "estimate": "eye"})
     with pytest.raises(JobError, match="it is stop_when"):
         map_items("dice:throw", range(5), until_width=1, **options)
     wrong = map_items("dice:throw", range(5), stop_when=1, **{**options, "out": "w.jsonl", "estimate": "eye"})

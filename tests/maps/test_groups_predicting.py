@@ -239,6 +239,14 @@ def test_kinds_of_predictions_are_joined_or_refused():
 
     result = ephemeron.predict_groups("models", frame, predict=some_text, out="text.parquet", **SIMULATED)
     assert "have no types in common" in result.stopped
+
+    def one_too_large(model, group, key):
+        return [2**53 + 1] * len(group) if key["sku"] else [0.5] * len(group)
+
+    result = ephemeron.predict_groups("models", frame, predict=one_too_large, out="large.parquet", **SIMULATED)
+    assert (
+        "predictions 'prediction' of int64 cannot be double, as those of other groups are: Integer value 9007199254740993" in result.stopped
+    )
     assert "the predictions are recorded in" in result.stopped
     assert not Path("text.parquet").exists()
 

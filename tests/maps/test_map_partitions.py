@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,10 @@ def kinds(partition, key):
 def maybe_null(partition, key):
     value = {"0": None, "1": "text", "2": None}[key[0]]
     return {"n": [len(partition)], "name": [value], "tags": [[] if value is None else [value]]}
+
+def decimals(partition, key):
+    import decimal
+    return {"d": [decimal.Decimal({"0": "1.25", "1": "1234.5", "2": "-0.125"}[key[0]])]}
 
 def other_order(partition, key):
     return partition[["x", "s"]] if key[0] == "0" else partition[["s", "x"]]
@@ -225,6 +230,13 @@ def test_given_again_only_what_has_changed_is_computed(here):
     next(Path("out").glob("2.*")).unlink()  # a result that is gone is computed again
     assert run("doubled")[0].computed == 1
     assert calls(here) == ["2.parquet:0-100"]
+    [path] = Path("out").glob("3.*")  # so is one that is damaged
+    path.write_bytes(path.read_bytes()[:-20])
+    assert run("doubled")[0].computed == 1
+    assert calls(here) == ["3.parquet:0-100"]
+    parquet.write_table(parquet.read_table(path), path, compression="none")  # and one with the same rows is not
+    assert run("doubled")[0].computed == 0
+    assert len(rows()) == 320
 
 
 def test_other_columns_that_change_do_not_count(here):
@@ -315,6 +327,15 @@ def test_columns_without_values_get_the_type_that_they_have_elsewhere():
     assert run("maybe_null")[0].computed == 0
     assert run("other_order", max_workers=1, out="order")[1] == []
     assert len({tuple(parquet.read_schema(path).names) for path in Path("order").iterdir()}) == 1
+
+
+def test_decimals_have_the_digits_that_all_values_need():
+    write(0, 1, 2)
+    assert run("decimals")[1] == []
+    found = dataset.dataset("out").to_table()
+    assert found.column("d").to_pylist() == [Decimal("1.250"), Decimal("1234.500"), Decimal("-0.125")]
+    assert {str(parquet.read_schema(path)) for path in Path("out").iterdir()} == {str(found.schema)}
+    assert run("decimals")[0].computed == 0
 
 
 def test_partitions_without_rows():
@@ -441,6 +462,10 @@ def test_what_is_refused_before_anything_begins(here):
             run("positive", **{"data": "days", **options})
     with pytest.raises(JobError, match=r"holds the results of of_partitions:positive, and this is of_partitions:totals"):
         run("totals")
+    write(7, folder="other")
+    with pytest.raises(JobError, match=r"--out out has rows of other files, such as 0.0000.*, and none of other; name another --out"):
+        run("positive", "other")
+    assert len(rows()) > 0
     (here / "out" / "mine.parquet").touch()
     with pytest.raises(JobError, match=r"--out out has a file mine.parquet, which is none of this map's"):
         run("positive")
@@ -555,3 +580,21 @@ def test_a_killed_client_costs_nothing_twice(here):
     assert calls(here) == sorted(f"{n}.parquet:0-100" for n in range(10)), "each was computed once"
     assert len(rows()) == 1000
     assert [status_of(each) for each in folders.all_runs()] == ["finished"]
+
+
+@pytest.mark.parametrize("function", ["a_list", "mixed"])
+def test_an_error_of_what_was_returned_has_no_traceback_of_ours(function):
+    write(0)
+    failures = []
+    ephemeron.map_partitions(
+        f"of_partitions:{function}", "days", out="out", platform="simulated", retries=0, max_workers=1, on_failure=failures.append
+    )
+    assert failures[0].error.startswith("the function returned a ")
+    assert failures[0].traceback == ""
+
+
+def test_a_traceback_has_files_as_the_user_knows_them():
+    write(0, 1)
+    failures = []
+    ephemeron.map_partitions("of_partitions:odd", "days", out="out", platform="local", retries=0, max_workers=1, on_failure=failures.append)
+    assert 'File "of_partitions.py", line' in failures[0].traceback

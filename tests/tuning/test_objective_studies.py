@@ -186,6 +186,13 @@ def test_a_study_file_that_is_wrong_is_refused(place: Path, text: str, message: 
         load_study(place / "study.toml")
 
 
+def test_a_module_that_is_missing_is_named_with_its_remedy(place: Path) -> None:
+    (place / "lacking.py").write_text("import no_such_package\n\ndef fit(lr):\n    return lr\n")
+    done = tune(*SIMULATED, objective="lacking:fit")
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "put no-such-package into a file of requirements, and give --requirements FILE" in done.output.replace("_", "-")
+
+
 def test_options_of_an_objective_are_not_for_a_file(place: Path) -> None:
     for arguments, message in (
         (["study.toml", "--trials", "3"], "--trials belongs to --objective: set trials in study.toml"),

@@ -35,8 +35,14 @@ def cores() -> int:
 
 
 def located(place: AnyPath) -> str:
-    """A path as an absolute one, `~` included; an address with a scheme as it is."""
+    """A path as an absolute one, `~` included; an address with a scheme as it is.
+
+    Raises:
+        JobError: it is empty: of a variable that is not set, which would be the working folder.
+    """
     text = os.fspath(place)
+    if not text.strip():
+        raise JobError("a path that was given is empty", remedy="name a file or a folder; the working folder is .")
     return text if "://" in text else str(Path(os.path.expanduser(text)).absolute())
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ephemeron.config.code_bundle import Selection
-from ephemeron.config.paths import home
+from ephemeron.config.paths import home, located
 from ephemeron.config.typed import near
 from ephemeron.errors import JobError, TableTaken, UserError
 from ephemeron.executor.environment import version_of, with_environment
@@ -195,8 +195,13 @@ class DurableMapJob:
         return self._conclude(result, found, mark)
 
     def _recorded_estimate(self, found: Scan) -> Estimate:
-        """Of the results that there are."""
+        """Of the results that there are.
+
+        Raises:
+            JobError: none of them has a number to be estimated.
+        """
         assert self.options.stop_when is not None
+        why = ""
         estimate = Estimate(self.options.stop_when, part=self.options.estimate)
         rows, failed = self._known().find(found.ids)
         wanted = rows[(rows >= 0) & ~failed & found.is_first]
@@ -204,7 +209,9 @@ class DurableMapJob:
         for at in range(0, len(wanted), of_part):
             for text in self.table.take(wanted[at : at + of_part], ("result",)).column(0).to_pylist():
                 if text is not None:
-                    estimate.add(text)
+                    why = estimate.add(text) or why
+        if why and not estimate.count:
+            raise JobError(f"the results that are recorded have no estimate: {why}", remedy="mend --estimate")
         return estimate
 
     def _rows(self) -> NDArray[np.int64]:
@@ -513,7 +520,7 @@ def _place_of(out: str | None, options: MapOptions, callee: Callee, executor: Ma
     """Address of the table of results: as the user says; of a file whose items are computed on a cloud, in the store that functions reach too, so that
     they can drive the map; else beside the destination."""
     if options.results is not None:
-        return table_place(f"{str(options.results).rstrip('/')}/", "")
+        return table_place(f"{located(options.results).rstrip('/')}/", "")
     channel = str(executor.get("channel") or "folder")
     is_shared = channel.partition("://")[0] in ("s3", "gs", "az")
     if out is not None and executor.get("platform") in CLOUDS and is_shared and not is_template(out) and not is_folder(out):

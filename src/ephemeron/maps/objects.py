@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -18,6 +19,21 @@ from ephemeron.errors import JobError
 T = TypeVar("T")
 _RETRY = RetryPolicy(total_s=60.0)
 _SCHEMES = ("file", "s3", "gs", "az")
+
+
+def check_folder(address: str) -> bool:
+    """Whether the folder of an address may be there; of a bucket: yes.
+
+    Raises:
+        JobError: it is not, and cannot be made; names why.
+    """
+    if not address.startswith("file://") or (folder := folder_of(address)).is_dir():
+        return True
+    above = next(each for each in (folder, *folder.parents) if each.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "cannot be written to" if above.is_dir() else "is no folder"
+        raise JobError(f"nothing can be kept in {folder}: {above} {why}", remedy="name another --out or --results")
+    return False
 
 
 class Objects:

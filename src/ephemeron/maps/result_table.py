@@ -36,6 +36,7 @@ from ephemeron.communication.channels.retrying import Retrying, RetryPolicy
 from ephemeron.config.typed import build, plain
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import ChannelEmptied, DamagedObject, EphemeronError, JobError, KeyExists, TableTaken
+from ephemeron.maps.objects import check_folder
 
 T = TypeVar("T")
 Status = Literal["ok", "failed"]
@@ -455,8 +456,10 @@ class Known:
 
 
 def latest(address: str) -> State:
-    """The valid state at an address; that of an empty table where there is none."""
+    """The valid state at an address; that of an empty table where there is none. Nothing is made there."""
     shown = public_address(address)[0]
+    if not check_folder(address):
+        return State()
 
     async def read(channel: Channel) -> tuple[str, bytes] | None:
         for _ in range(8):  # a client may replace it between the two requests

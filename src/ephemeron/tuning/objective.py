@@ -14,6 +14,7 @@ from ephemeron.config.typed import AtLeast, Count, Form, Positive, Typed
 from ephemeron.config.user_code import resolve
 from ephemeron.errors import JobError
 from ephemeron.executor.shipping import name_of, target_of
+from ephemeron.functions.deployed_packages import missing_module_remedy
 from ephemeron.tuning.objective_call import CallForm
 
 FUNCTION = r"[^:\s]+:[^:\s]+"
@@ -78,7 +79,7 @@ def find_function(spec: ObjectiveSpec, folder: Path | None) -> Callable[..., Any
     try:
         found: Callable[..., Any] = resolve(spec.function, [folder or Path.cwd(), *spec.code])
     except JobError as e:
-        raise JobError(f"objective {e.problem}", remedy=e.remedy) from e
+        raise JobError(f"objective {e.problem}", remedy=missing_module_remedy(e.problem, spec.platform) or e.remedy) from e
     return found
 
 

@@ -15,9 +15,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ephemeron.errors import EphemeronError
+from ephemeron.functions.shipped_code import with_own_paths
 from ephemeron.functions.tasks.model import TaskSpec
 from ephemeron.functions.tasks.resolver import TaskFunction
-from ephemeron.user_code import Interruption, RaisedByUserCode, failure, guarded, raised_by
+from ephemeron.user_code import Interruption, RaisedByUserCode, failure, guarded, raised_by, text_of
 
 _STACK_CHARACTERS = 8_000
 
@@ -37,6 +39,16 @@ def _users(e: BaseException) -> BaseException:
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     return e.with_traceback(trace)
+
+
+def _told(e: BaseException) -> tuple[str, str]:
+    """An exception as one line, and its traceback; an error that we have raised, as of a result that cannot be stored, is its text alone."""
+    e = raised_by(e)
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(e.__traceback__)]
+    if isinstance(e, EphemeronError) and all(name.startswith(_PACKAGE + os.sep) for name in frames):
+        return text_of(e), ""
+    error, trace = failure(_users(e))
+    return error, with_own_paths(trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +109,7 @@ class ComputeSlice:
                 with self._lock:
                     self._thread = None
         except (Exception, TaskInterrupted) as e:  # noqa: BLE001 - the user's
-            error, trace = failure(_users(e))
+            error, trace = _told(e)
             return Ran(error=error, traceback=trace, data=data or None, compute_s=time.perf_counter() - began)
         return Ran(value=value, compute_s=time.perf_counter() - began)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ephemeron.config.paths import located
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError
 from ephemeron.executor.environment import version_of, with_environment
@@ -27,7 +28,7 @@ from ephemeron.maps.groups.models import MODELS, GroupFit, ModelObjects, read_fi
 from ephemeron.maps.groups.source import GroupSource
 from ephemeron.maps.groups.table_data import EXTRA, open_table
 from ephemeron.maps.map_result import Failure, MapResult
-from ephemeron.maps.objects import Objects
+from ephemeron.maps.objects import Objects, check_folder
 from ephemeron.maps.outputs import table_place
 from ephemeron.maps.sources import Scan
 from ephemeron.units import human_bytes
@@ -237,7 +238,8 @@ def open_fit_groups(
     """
     pyarrow(EXTRA)
     executor = checked_executor(options, {"name": "fit-groups", **executor})
-    place = table_place(f"{str(out).rstrip('/')}/", "")
+    place = table_place(f"{located(out).rstrip('/')}/", "")
+    check_folder(place)
     objects = Objects(place)
     required = version_of(executor.get("requirements"))
     executor = with_environment(function, executor, on_note)

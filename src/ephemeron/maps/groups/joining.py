@@ -113,7 +113,17 @@ def _spread(predicted: Predicted, schema: Any, size: int, folder: Path) -> dict[
 def _columns(table: Any, schema: Any) -> Iterator[Any]:
     pa = pyarrow()
     for field in schema:
-        yield table.column(field.name).cast(field.type) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        if field.name not in table.column_names:
+            yield pa.nulls(table.num_rows, field.type)
+            continue
+        column = table.column(field.name)
+        try:
+            yield column.cast(field.type)
+        except pa.ArrowException as e:  # such as a whole number that no float is
+            raise JobError(
+                f"predictions {field.name!r} of {column.type} cannot be {field.type}, as those of other groups are: {str(e).splitlines()[0]}",
+                remedy="return the same kind for all groups",
+            ) from None
 
 
 def _in_order(file: Spilled | None, schema: Any, first: int, rows: int) -> Any:

@@ -35,7 +35,7 @@ from ephemeron.maps.groups.models import GroupModels
 from ephemeron.maps.groups.source import ModelledGroupSource
 from ephemeron.maps.groups.table_data import TableData, open_table
 from ephemeron.maps.map_result import Failure, MapResult
-from ephemeron.maps.objects import Objects
+from ephemeron.maps.objects import Objects, check_folder
 from ephemeron.maps.outputs import check_file, table_place
 from ephemeron.maps.result_table import latest, reading
 
@@ -187,7 +187,8 @@ def _job(
             also=_code_of(known.fit.function),
             requirements=required,
         )
-    place = table_place(str(path), "") if options.results is None else table_place(f"{str(options.results).rstrip('/')}/", "")
+    place = table_place(str(path), "") if options.results is None else table_place(f"{located(options.results).rstrip('/')}/", "")
+    check_folder(place)
     objects = Objects(place)
     memory_mb = checked_place(objects.place(""), callee.frame, executor, option="--results")
     table = open_table(data)

@@ -7,6 +7,7 @@ there twice. Functions write files under a name that the partition and the versi
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -16,7 +17,7 @@ from typing import Any
 from ephemeron.data.tables.arrow import pyarrow
 from ephemeron.errors import JobError, UserError
 from ephemeron.maps.objects import Objects
-from ephemeron.maps.partitions.source import NAME
+from ephemeron.maps.partitions.source import NAME, partition_of
 
 _UNFINISHED = re.compile(rf"\.{NAME.pattern}\.[0-9a-f]{{12}}\.part")
 """What a function that was killed while it wrote leaves on this machine."""
@@ -41,6 +42,26 @@ class PartitionFiles:
             return {}
         return self.objects.sizes("")
 
+    def has(self, about: Mapping[str, Any], sizes: Mapping[str, int]) -> bool:
+        """Whether the file of a result is there, and can be read: one of another size may be damaged, or have been written a second time.
+
+        Args:
+            about: the result.
+            sizes: of all files.
+        """
+        name = about["file"]
+        if name is None or sizes.get(name) == about["nbytes"]:
+            return True
+        if name not in sizes:
+            return False
+        from pyarrow import parquet
+
+        try:
+            found: int = parquet.read_table(io.BytesIO(self.objects.fetch(name) or b"")).num_rows
+        except (OSError, pyarrow().ArrowException):
+            return False
+        return bool(found == about["rows"])
+
     def check(self, shown: str, *, has_table: bool) -> None:
         """Refuses a folder with files that are not of this map: they would be part of the table.
 
@@ -61,6 +82,25 @@ class PartitionFiles:
                 )
             if not any(part.startswith(("_", ".")) for part in name.split("/")):
                 raise JobError(f"{shown} has a file {name}, which is none of this map's", remedy="name another --out: a folder of its own")
+
+    def check_source(self, shown: str, names: Collection[str], source: str) -> None:
+        """Refuses a folder all of whose files are of another source: they would be deleted.
+
+        Args:
+            shown: its name, for messages.
+            names: of files that are written, of all partitions.
+            source: of these.
+
+        Raises:
+            JobError: names one.
+        """
+        beginnings = {partition_of(name) for name in names}
+        there = [name for name in self.sizes() if NAME.fullmatch(name)]
+        if there and beginnings.isdisjoint(partition_of(name) for name in there):
+            raise JobError(
+                f"{shown} has rows of other files, such as {there[0]}, and none of {source}",
+                remedy="name another --out, or delete it and its .results",
+            )
 
     def stored(self, key: str, text: str | None, data: bytes | None) -> tuple[str | None, bytes | None]:
         """Takes in what is known of a file, unless its columns are others than those before: then it is deleted.
@@ -97,7 +137,11 @@ class PartitionFiles:
         fields = []
         for field in self.schema:
             try:
-                [merged] = pa.unify_schemas([pa.schema([field]), pa.schema([found.field(field.name)])])
+                both = field.type, found.field(field.name).type
+                wider: Any = (
+                    "permissive" if all(map(pa.types.is_decimal, both)) else "default"
+                )  # pandas has no precision: it is that of the values
+                [merged] = pa.unify_schemas([pa.schema([field]), pa.schema([found.field(field.name)])], promote_options=wider)
             except pa.ArrowException:
                 raise UserError(
                     f"column {field.name!r} of the result is {found.field(field.name).type}, and {field.type} in the results before: "

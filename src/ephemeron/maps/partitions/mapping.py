@@ -54,6 +54,7 @@ class PartitionJob(DurableMapJob):
         self._objects = files  # type: ignore[assignment]
         self._files = files
         files.check(shown, has_table=bool(self.table.state.function))
+        files.check_source(shown, self.source.names(), self.source.name)
 
     def predict(self, *, deadline_s: float | None = None) -> Prediction | None:
         call, self.source.call = (
@@ -66,19 +67,22 @@ class PartitionJob(DurableMapJob):
             self.source.call = call
 
     def _known(self) -> Known:
-        """Rows whose files are there."""
+        """Rows whose files are there, and whole."""
         number = self.table.state.number
         if self._known_at is None or self._known_at[0] != number:
             known, there = super()._known(), self._files.sizes()
-            names = self._names(known.rows)
-            kept = known.failed | np.array([name is None or name in there for name in names], bool)
+            kept = known.failed | np.array([about is None or self._files.has(about, there) for about in self._abouts(known.rows)], bool)
             self._known_at = number, Known(known.ids[kept], known.rows[kept], known.failed[kept])
         return self._known_at[1]
 
     def _names(self, rows: NDArray[np.int64]) -> list[str | None]:
         """Name of the file of each row; None: it has none."""
+        return [None if about is None else about["file"] for about in self._abouts(rows)]
+
+    def _abouts(self, rows: NDArray[np.int64]) -> list[dict[str, Any] | None]:
+        """Result of each row; None: it has none."""
         texts = self.table.take(rows, ("result",)).column(0).to_pylist()
-        return [None if text is None else json.loads(text)["file"] for text in texts]
+        return [None if text is None else json.loads(text) for text in texts]
 
     def _counted(self, found: Scan, *, missing: bool) -> set[str]:
         """Files that count: of results; and, where functions compute what is missing, of those that they may have written."""
@@ -205,7 +209,7 @@ def open_map_partitions(
 
 def _checked_out(out: str, data: str) -> str:
     """Path or URL of the folder, without a slash at its end."""
-    place = located(out).rstrip("/")
+    place, _ = located(out).rstrip("/"), located(data)
     if "://" not in place and Path(place).exists() and not Path(place).is_dir():
         raise JobError(f"--out {out} is a file", remedy="name a folder: a file per partition is written there")
     if "{" in out:
