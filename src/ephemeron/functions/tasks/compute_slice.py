@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ephemeron.errors import EphemeronError
+from ephemeron.errors import UserError
 from ephemeron.functions.shipped_code import with_own_paths
 from ephemeron.functions.tasks.model import TaskSpec
 from ephemeron.functions.tasks.resolver import TaskFunction
@@ -42,10 +42,11 @@ def _users(e: BaseException) -> BaseException:
 
 
 def _told(e: BaseException) -> tuple[str, str]:
-    """An exception as one line, and its traceback; an error that we have raised, as of a result that cannot be stored, is its text alone."""
+    """An exception as one line, and its traceback; an error of use that we have raised, as of a result that cannot be stored, is its text alone. Of others the
+    class is told, too: clients raise it again."""
     e = raised_by(e)
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(e.__traceback__)]
-    if isinstance(e, EphemeronError) and all(name.startswith(_PACKAGE + os.sep) for name in frames):
+    if type(e) is UserError and all(name.startswith(_PACKAGE + os.sep) for name in frames):
         return text_of(e), ""
     error, trace = failure(_users(e))
     return error, with_own_paths(trace)
