@@ -110,6 +110,8 @@ class VirtualKills:
                     progress=False,
                 )
             found["recorded_and_computed_again"] += sum(key in recorded for key in _called(log)[calls:])
+            if result is not None and result.cause == "interrupt":
+                raise KeyboardInterrupt
             if result is not None:
                 break
             deaths.pop(0)
