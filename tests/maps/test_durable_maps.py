@@ -431,4 +431,7 @@ def test_a_simulation_ends_when_its_mean_is_known(here):
     wrong = map_items("dice:throw", range(5), stop_when=1, **{**options, "out": "w.jsonl", "estimate": "eye"})
     assert wrong.failed == 5
     assert "has no 'eye', which is to be estimated" in wrong.failures[0].error
+    wrong = map_items("dice:throw", range(20_000), stop_when=1, **{**options, "out": "x.jsonl", "estimate": "eye"})
+    assert wrong.stopped.startswith("30 results and none to be estimated: the result has no 'eye'")
+    assert wrong.failed < 20_000, "it is not paid for"
     sys.modules.pop("dice", None)

@@ -25,7 +25,7 @@ from ephemeron.executor.session import Bill
 from ephemeron.executor.shipping import TaskCode
 from ephemeron.functions.tasks.item_calls import ItemOutcome
 from ephemeron.maps.calls import Callee, arguments_of
-from ephemeron.maps.estimate import Enough
+from ephemeron.maps.estimate import LEAST, Enough
 from ephemeron.maps.map_result import Failure, MapResult
 from ephemeron.maps.outputs import ItemObjects
 from ephemeron.maps.result_table import BEAT_S, ResultTable, Row, present_client
@@ -151,6 +151,7 @@ class Computing:
         self._outgrown: list[OpenItem] = []
         """Items that need more memory than a function had."""
         self._estimate = result.estimate
+        self._not_estimated = 0
         self._backed: set[bytes] = set()
         self._flushed_at = self._flush_s = self._ended_at = 0.0
         self._bills: list[Bill] = []
@@ -337,6 +338,9 @@ class Computing:
             refused = "the result is bytes, which a file of results has not: write --out 'FOLDER/{key}.ENDING', an object for each item"
         if not refused and self._estimate is not None:
             refused = self._estimate.add(text or "null")
+            self._not_estimated += bool(refused)
+            if not self._estimate.count and self._not_estimated >= LEAST:
+                self._stop(f"{LEAST} results and none to be estimated: {refused}", "other")
         if refused:
             self._record(pool, one, future, outcome, failure=Failure(one.number, one.key, refused, future.tries))
             return
