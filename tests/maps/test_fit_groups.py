@@ -132,6 +132,7 @@ def test_only_changed_groups_are_fitted_again(here):
     assert (frame.store[17], 0) not in GroupModels.open("models")
 
 
+@pytest.mark.slow
 def test_another_order_of_files_and_parts_changes_nothing_in_a_group(here):
     frame = sales(500)
     frame.to_parquet("a.parquet")
@@ -143,6 +144,7 @@ def test_another_order_of_files_and_parts_changes_nothing_in_a_group(here):
     assert GroupModels.open("models").table.known(code=None).ids.size > first.items, "the order of rows is part of a group"
 
 
+@pytest.mark.slow
 def test_other_code_fits_all_again(here):
     frame = sales(200)
     (here / "fits_of_groups.py").write_text("def fit(group):\n    return 1\n")
@@ -259,6 +261,7 @@ def test_the_models_of_the_last_whole_fit_count_until_the_next_one_is(here):
     assert len(names) == 1, "groups that are needed no more are gone"
 
 
+@pytest.mark.slow
 def test_groups_are_divided_once(here, monkeypatch):
     sales(200).to_parquet("sales.parquet")
     notes = []

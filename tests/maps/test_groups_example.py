@@ -33,6 +33,7 @@ def _home(tmp_path, monkeypatch):
     sys.modules.pop("forecast", None)
 
 
+@pytest.mark.slow
 def test_models_of_many_groups(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="pictures; pip install 'ephemeron[report]'")
     run, out = program(), tmp_path / "out"
