@@ -354,6 +354,36 @@ def test_a_killed_client_costs_nothing_twice(slow, again):
 
 
 @pytest.mark.slow
+def test_results_that_come_before_their_items_are_submitted_are_kept(slow, monkeypatch):
+    from ephemeron.maps import computing, durable
+
+    def computed():
+        return len((slow / "log.txt").read_text().split())
+
+    process = started(slow)
+    until(lambda: (slow / "out.jsonl.results" / "rows").exists(), process)
+    process.kill()
+    process.communicate()
+    usual = durable.open_items
+
+    def late(*given):
+        """Most items are submitted when functions, which go on, have computed some of them."""
+        before = computed()
+        for n, item in enumerate(usual(*given)):
+            if n == 1:
+                until(lambda: computed() > before + 6)
+            yield item
+
+    monkeypatch.setattr(durable, "open_items", late)
+    monkeypatch.setattr(computing, "_WINDOW", 4)
+    monkeypatch.setattr(computing, "_WINDOW_PER_FUNCTION", 0)
+    ran = CliRunner().invoke(main, ["map", "slow_items:slow", "--items", "items.jsonl", "--out", "out.jsonl", "--max-workers", "2"])
+    assert ran.exit_code == 0, ran.output
+    assert lines() == list(range(60))
+    assert sorted(map(int, (slow / "log.txt").read_text().split())) == list(range(60))  # each was computed once
+
+
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(slow):
     process = started(slow)
     until(lambda: (slow / "out.jsonl.results" / "rows").exists(), process)

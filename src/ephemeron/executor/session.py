@@ -535,6 +535,8 @@ class Session:
     async def _settle(self, channel: RunChannel, results: list[TaskResult]) -> None:
         self._settle_graphs(results)
         known = [r for r in results if r.id in self._open]
+        if self._is_taken_over:  # of a task that is submitted later
+            self._recorded.update((r.id, r) for r in results if r.id not in self._open)
         for at in range(0, len(known), _AT_ONCE):
             part = known[at : at + _AT_ONCE]
             values = await asyncio.gather(*(self._value(channel, r) for r in part))
