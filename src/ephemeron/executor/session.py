@@ -388,8 +388,10 @@ class Session:
 
     async def _recover(self, queue: TaskQueue, reader: ResultReader) -> None:
         """Learns what is in the queue from a process before this one."""
+        self._published = (
+            await queue.published()
+        )  # first: a task that ends meanwhile is in both, else it would be in none, and published again
         self._recorded = {result.id: result for result in await reader.read()}
-        self._published = await queue.published()
 
     async def _work(self, channel: RunChannel, queue: TaskQueue, fleet: Fleet, reader: ResultReader) -> None:
         pause_s, loop = FIRST_POLL_S, asyncio.get_running_loop()
