@@ -387,10 +387,9 @@ class Session:
         return self.options.platform != "simulated" and is_known
 
     async def _recover(self, queue: TaskQueue, reader: ResultReader) -> None:
-        """Learns what is in the queue from a process before this one."""
-        self._published = (
-            await queue.published()
-        )  # first: a task that ends meanwhile is in both, else it would be in none, and published again
+        """Learns what is in the queue from a process before this one: tasks first, so one that ends meanwhile is in both. Else it would be in none, and
+        published again."""
+        self._published = await queue.published()
         self._recorded = {result.id: result for result in await reader.read()}
 
     async def _work(self, channel: RunChannel, queue: TaskQueue, fleet: Fleet, reader: ResultReader) -> None:
@@ -537,8 +536,8 @@ class Session:
     async def _settle(self, channel: RunChannel, results: list[TaskResult]) -> None:
         self._settle_graphs(results)
         known = [r for r in results if r.id in self._open]
-        if self._is_taken_over:  # of a task that is submitted later
-            self._recorded.update((r.id, r) for r in results if r.id not in self._open)
+        if self._published:  # by a process before this one, and submitted here later
+            self._recorded.update((r.id, r) for r in results if self._published.pop(r.id, None) is not None)
         for at in range(0, len(known), _AT_ONCE):
             part = known[at : at + _AT_ONCE]
             values = await asyncio.gather(*(self._value(channel, r) for r in part))
