@@ -143,6 +143,7 @@ class State:
 
 
 _Index: TypeAlias = tuple[NDArray[Any], NDArray[np.bool_], NDArray[Any]]
+"""Ids, which of them have failed, and versions of the function, of some rows."""
 
 
 class ResultTable:
@@ -205,18 +206,9 @@ class ResultTable:
         return Known(ordered[last], order[last].astype(np.int64), bad[order[last]])
 
     def _index_of(self, shard: Shard) -> _Index:
-        """Ids, which of them have failed, and versions of the function, of all rows of a shard; of a large one they are kept."""
+        """See `_Index`, of a shard."""
         found = self._indexes.get(shard.digest)
-        if found is None:
-            found = self._indexed(shard, self._read(shard, ["id", "code", "status"]))
-        return found
-
-    def _indexed(self, shard: Shard, table: Any) -> _Index:
-        failed = np.asarray(table.column("status").to_numpy(zero_copy_only=False) == "failed")
-        found = _as_ids(table.column("id")), failed, table.column("code").to_numpy(zero_copy_only=False)
-        if shard.nbytes >= MOST_BYTES and shard.nbytes >= _LARGE_ROW * shard.rows:
-            self._indexes[shard.digest] = found
-        return found
+        return _index(self._read(shard, ["id", "code", "status"])) if found is None else found
 
     def _keep(self, shard: Shard, data: memoryview) -> None:
         """Keeps a shard in memory, in the place of others."""
@@ -355,7 +347,8 @@ class ResultTable:
         shard = Shard(digest=_digest(data), rows=table.num_rows, nbytes=len(data))
         _call(self.address, lambda channel: channel.put(shard.key, [data]))
         self._keep(shard, data)
-        self._indexed(shard, table)
+        if shard.nbytes >= MOST_BYTES and shard.nbytes >= _LARGE_ROW * shard.rows:
+            self._indexes[shard.digest] = _index(table)
         return shard
 
     def remove_strays(self) -> None:
@@ -425,11 +418,10 @@ async def _has_readers(channel: Channel) -> bool:
 
 def _counts(table: Any) -> NDArray[np.bool_]:
     """Which of some rows are the last ones of their items and versions."""
-    found: dict[tuple[bytes, str], int] = {}
-    for n, one in enumerate(zip(table.column("id").to_pylist(), table.column("code").to_pylist(), strict=True)):
-        found[one] = n
-    counts = np.zeros(table.num_rows, bool)
-    counts[list(found.values())] = True
+    ids, codes = _as_ids(table.column("id")), table.column("code").combine_chunks().dictionary_encode().indices.to_numpy()
+    order = np.lexsort((ids, codes))
+    counts = np.ones(len(ids), bool)
+    counts[order[:-1]] = (ids[order[1:]] != ids[order[:-1]]) | (codes[order[1:]] != codes[order[:-1]])
     return counts
 
 
@@ -523,6 +515,11 @@ def _taken(table: Any, rows: NDArray[np.int64]) -> Any:
     if len(rows) and (np.diff(rows) == 1).all():
         return table.slice(int(rows[0]), len(rows))
     return table.take(pyarrow("maps").array(rows))
+
+
+def _index(table: Any) -> _Index:
+    failed = np.asarray(table.column("status").to_numpy(zero_copy_only=False) == "failed")
+    return _as_ids(table.column("id")), failed, table.column("code").to_numpy(zero_copy_only=False)
 
 
 def _as_ids(column: Any) -> NDArray[Any]:
