@@ -43,7 +43,7 @@ def _users(e: BaseException) -> BaseException:
 
 def _told(e: BaseException) -> tuple[str, str]:
     """An exception as one line, and its traceback; an error of use that we have raised, as of a result that cannot be stored, is its text alone. Of others the
-    class is told, too: clients raise it again."""
+    class is named, too: clients raise it again."""
     e = raised_by(e)
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(e.__traceback__)]
     if type(e) is UserError and all(name.startswith(_PACKAGE + os.sep) for name in frames):

@@ -14,7 +14,7 @@ class ExecutorOptions:
     poll_s: float = 1.0
     """Longest pause between two looks into an empty queue."""
     flush_s: float = 1.0
-    """Age of an unrecorded result at which it is recorded before its batch is complete."""
+    """Age of an unrecorded result at which it is recorded before its batch is complete, at most: less where recording takes next to no time."""
     ahead_s: float = 0.05
     """Seconds of work that are leased ahead, beside the time that leasing takes. Longer tasks are leased one ahead: another executor
     may be idle."""
