@@ -8,7 +8,7 @@ one-hot one, is a list of fixed size.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -193,3 +193,24 @@ def _whole(column: Any) -> Any:
 def _numpy(array: Any) -> NDArray[Any]:
     found: NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return found
+
+
+def cast_columns(table: Any, schema: Any, refused: Callable[[str, Any, Any, str], Exception]) -> Any:
+    """A table with the columns of a schema, in its order.
+
+    Args:
+        table: has all of them.
+        schema: of the result.
+        refused: makes the error of a column that cannot be of its type there, from its name, its type, that type and what Arrow says.
+    """
+    pa = pyarrow()
+    columns = []
+    for field in schema:
+        column = table.column(field.name)
+        if column.type != field.type:
+            try:
+                column = column.cast(field.type)
+            except pa.ArrowException as e:
+                raise refused(field.name, column.type, field.type, str(e).splitlines()[0]) from None
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -14,7 +14,7 @@ from typing import Any
 from ephemeron.data.catalog.files import Files
 from ephemeron.data.catalog.open_files import find_files
 from ephemeron.data.formats.records import NUMBER, check_names
-from ephemeron.data.tables.arrow import is_index, pyarrow
+from ephemeron.data.tables.arrow import cast_columns, is_index, pyarrow
 from ephemeron.data.tables.table_file import TABLES, TableFile
 from ephemeron.errors import DatasetUnreachable, JobError
 from ephemeron.maps.groups.row_digests import DigestedColumns, RowDigest
@@ -198,17 +198,7 @@ def stored_schema(schema: Any) -> Any:
 
 def _cast(table: Any, schema: Any, where: str) -> Any:
     """A table with the columns of a schema, in its order."""
-    pa = pyarrow()
-    columns = []
-    for field in schema:
-        column = table.column(field.name)
-        if column.type != field.type:
-            try:
-                column = column.cast(field.type)
-            except pa.ArrowException:
-                raise JobError(f"{where}: column {field.name} is {column.type}, and was {field.type} before") from None
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=schema)
+    return cast_columns(table, schema, lambda name, kind, wanted, _: JobError(f"{where}: column {name} is {kind}, and was {wanted} before"))
 
 
 def is_kept(name: str) -> bool:

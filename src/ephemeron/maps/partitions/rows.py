@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ephemeron.data.tables.arrow import pyarrow
+from ephemeron.data.tables.arrow import cast_columns, pyarrow
 from ephemeron.errors import UserError
 from ephemeron.maps.frames import as_column
 
@@ -115,14 +115,4 @@ def conformed(table: Any, schema: Any) -> Any:
     Raises:
         UserError: a column cannot be of its type there; names both.
     """
-    pa = pyarrow()
-    columns = []
-    for field in schema:
-        column = table.column(field.name)
-        if column.type != field.type:
-            try:
-                column = column.cast(field.type)
-            except pa.ArrowException as e:
-                raise UserError(f"column {field.name!r} of {column.type} cannot be {field.type}: {str(e).splitlines()[0]}") from None
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=schema)
+    return cast_columns(table, schema, lambda name, kind, wanted, why: UserError(f"column {name!r} of {kind} cannot be {wanted}: {why}"))
