@@ -18,12 +18,11 @@ from ephemeron.maps.result_table import ResultTable
 MEMORY_MB = 256
 
 
-def _trouble(service: Any, throttled: int, duplicates: int) -> None:
-    """Once the first function runs, that many requests are refused, and that many calls delivered twice: what is checked before the start is not."""
-    while not service.environments():
-        time.sleep(0.05)
-    service.throttle(throttled)
-    service.deliver_twice(duplicates)
+def _throttle(service: Any, requests: int, store: Path) -> None:
+    """Once the map has opened its store, that many requests are refused: what is checked before is not."""
+    while not store.exists():
+        time.sleep(0.002)
+    service.throttle(requests)
 
 
 def on_lambda(items: int, seconds: float, functions: int, place: Path, *, throttled: int, duplicates: int) -> dict[str, Any]:
@@ -56,7 +55,8 @@ def on_lambda(items: int, seconds: float, functions: int, place: Path, *, thrott
             digest=digest(),
         )
         deploy(client(settings, "lambda"), settings, wanted)
-        threading.Thread(target=_trouble, args=(service, throttled, duplicates), daemon=True).start()
+        service.deliver_twice(duplicates)
+        threading.Thread(target=_throttle, args=(service, throttled, place / "objects"), daemon=True).start()
         sys.path.insert(0, str(place))
         began = time.monotonic()
         try:
